@@ -1,0 +1,1 @@
+//! Reports from records: terminal, JSON, JUnit and HTML.

@@ -1,0 +1,1 @@
+//! What is fast: the backend trait and its CPU and CUDA implementations.

@@ -1,0 +1,1 @@
+//! What MiniMax-M3 is: configurations, rounding points, op specifications, seeded inputs, Philox and digests.

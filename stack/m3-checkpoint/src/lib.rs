@@ -1,0 +1,1 @@
+//! Released MiniMax-M3 checkpoints, memory-mapped, a tensor at a time.

@@ -1,0 +1,1 @@
+//! Communicators between ranks: solo today.
