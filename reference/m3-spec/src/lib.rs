@@ -1,1 +1,3 @@
 //! What MiniMax-M3 is: configurations, rounding points, op specifications, seeded inputs, Philox and digests.
+
+pub mod dtype;

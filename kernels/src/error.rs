@@ -1,0 +1,107 @@
+//! What can go wrong in an operation, in words a user can act on.
+
+use m3_spec::dtype::DType;
+
+use crate::tensor::Shape;
+
+/// Result of every backend call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why an operation was refused or failed. Nothing has been written when a check refused it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// An operand has another shape than the operation needs.
+    #[error("{op}: {tensor} must have shape {expected}, got {got}")]
+    Shape {
+        /// Operation.
+        op: &'static str,
+        /// Operand, by its field name.
+        tensor: &'static str,
+        /// What the other operands require.
+        expected: String,
+        /// What was passed.
+        got: Shape,
+    },
+    /// An operand has a dtype the operation does not take.
+    #[error("{op}: {tensor} must be {expected}, got {got:?}")]
+    DType {
+        /// Operation.
+        op: &'static str,
+        /// Operand, by its field name.
+        tensor: &'static str,
+        /// Accepted dtypes.
+        expected: &'static str,
+        /// What was passed.
+        got: DType,
+    },
+    /// A stride the operation cannot walk.
+    #[error("{op}: {tensor} must be {expected}, got strides {got}; copy it first")]
+    Layout {
+        /// Operation.
+        op: &'static str,
+        /// Operand, by its field name.
+        tensor: &'static str,
+        /// Layout that is needed.
+        expected: &'static str,
+        /// Strides that were passed, in elements.
+        got: Shape,
+    },
+    /// An output shares memory with another operand.
+    #[error("{op}: {output} overlaps {other}; give it memory of its own")]
+    Overlap {
+        /// Operation.
+        op: &'static str,
+        /// The output.
+        output: &'static str,
+        /// The operand it overlaps.
+        other: &'static str,
+    },
+    /// A plain argument outside its range.
+    #[error("{op}: {what}")]
+    Argument {
+        /// Operation.
+        op: &'static str,
+        /// What is wrong and what is accepted.
+        what: String,
+    },
+    /// An index held in a buffer points nowhere.
+    #[error("{op}: {tensor}[{index}] = {value} is outside {lower}..{upper}")]
+    Index {
+        /// Operation.
+        op: &'static str,
+        /// Buffer that holds the index.
+        tensor: &'static str,
+        /// Flat position in that buffer.
+        index: usize,
+        /// Value found there.
+        value: i64,
+        /// Least accepted value.
+        lower: i64,
+        /// First value above the accepted ones.
+        upper: i64,
+    },
+    /// A buffer could not be allocated.
+    #[error("out of memory on {device}: asked for {bytes} bytes")]
+    OutOfMemory {
+        /// Device.
+        device: String,
+        /// Size of the request.
+        bytes: usize,
+    },
+    /// The arena's capacity is spent.
+    #[error("arena of {capacity} bytes is full: {used} used, {asked} asked for")]
+    ArenaFull {
+        /// Size of the arena.
+        capacity: usize,
+        /// Bytes handed out before.
+        used: usize,
+        /// Bytes asked for now.
+        asked: usize,
+    },
+    /// The device is not there.
+    #[error("no CUDA device: {reason}; use --device cpu")]
+    NoDevice {
+        /// What the probe found.
+        reason: String,
+    },
+}
