@@ -1,3 +1,12 @@
 //! What MiniMax-M3 is: configurations, rounding points, op specifications, seeded inputs, Philox and digests.
+//!
+//! Everything here is data or a pure function of its arguments: no file, no clock, no thread, no platform libm.
+//! The reference, the kernels and the harness all read it; it reads none of them.
 
+pub mod digest;
 pub mod dtype;
+pub mod inputs;
+pub mod math;
+pub mod philox;
+pub mod rope;
+pub mod round;
