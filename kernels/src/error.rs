@@ -88,14 +88,14 @@ pub enum Error {
         /// Size of the request.
         bytes: usize,
     },
-    /// The arena's capacity is spent.
-    #[error("arena of {capacity} bytes is full: {used} used, {asked} asked for")]
+    /// The arena's limit is reached.
+    #[error("arena is full: {held} of {limit} bytes held, {asked} more asked for")]
     ArenaFull {
-        /// Size of the arena.
-        capacity: usize,
-        /// Bytes handed out before.
-        used: usize,
-        /// Bytes asked for now.
+        /// Most bytes the arena may hold.
+        limit: usize,
+        /// Bytes held.
+        held: usize,
+        /// Size of the next chunk.
         asked: usize,
     },
     /// The device is not there.

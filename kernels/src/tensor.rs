@@ -325,65 +325,93 @@ pub fn as_bytes_mut<E: Element>(values: &mut [E]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Hands out tensors of one buffer, front to back. The addresses depend on the sequence of requests alone, so a step
-/// that asks for the same capacities gets the same addresses and can be replayed as a CUDA graph.
+/// Hands out tensors front to back from chunks of memory. The addresses depend on the sequence of requests alone, so a
+/// step that asks for the same capacities gets the same addresses and can be replayed as a CUDA graph.
 pub struct Arena<B: Backend> {
-    buffer: B::Buffer,
-    used: usize,
-    peak: usize,
+    chunks: Vec<B::Buffer>,
+    chunk_bytes: usize,
+    limit_bytes: usize,
+    at: Mark,
 }
 
 /// A point an arena can be cut back to.
-#[derive(Clone, Copy, Debug)]
-pub struct Mark(usize);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    chunk: usize,
+    used: usize,
+}
 
 impl<B: Backend> Arena<B> {
-    /// An arena of `capacity` bytes.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`].
-    pub fn new(backend: &B, capacity: usize) -> Result<Self> {
-        Ok(Arena {
-            buffer: backend.alloc(capacity)?,
-            used: 0,
-            peak: 0,
-        })
+    /// An arena that takes memory in chunks of `chunk_bytes` (more for a larger tensor), `limit_bytes` in all.
+    pub fn new(chunk_bytes: usize, limit_bytes: usize) -> Self {
+        Arena {
+            chunks: Vec::new(),
+            chunk_bytes,
+            limit_bytes,
+            at: Mark::default(),
+        }
     }
 
     /// The next tensor. Its content is whatever was there before.
     ///
     /// # Errors
-    /// [`Error::ArenaFull`].
-    pub fn alloc(&mut self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor<B>> {
+    /// [`Error::ArenaFull`] above the limit, [`Error::OutOfMemory`].
+    pub fn alloc(
+        &mut self,
+        backend: &B,
+        dtype: DType,
+        shape: impl Into<Shape>,
+    ) -> Result<Tensor<B>> {
         let shape = shape.into();
         let asked = (shape.elements() * dtype.size()).next_multiple_of(ALIGNMENT);
-        let capacity = B::buffer_bytes(&self.buffer);
-        if self.used + asked > capacity {
-            return Err(Error::ArenaFull {
-                capacity,
-                used: self.used,
-                asked,
-            });
+        while self.remaining() < asked {
+            if self.at.chunk >= self.chunks.len() {
+                self.grow(backend, asked)?;
+            } else {
+                self.at = Mark {
+                    chunk: self.at.chunk + 1,
+                    used: 0,
+                };
+            }
         }
-        let tensor = Tensor::over(self.buffer.clone(), dtype, shape, self.used / dtype.size())?;
-        self.used += asked;
-        self.peak = self.peak.max(self.used);
+        let buffer = self.chunks[self.at.chunk].clone();
+        let tensor = Tensor::over(buffer, dtype, shape, self.at.used / dtype.size())?;
+        self.at.used += asked;
         Ok(tensor)
     }
 
     /// Where the arena stands.
     pub fn mark(&self) -> Mark {
-        Mark(self.used)
+        self.at
     }
 
     /// Gives back everything that was handed out after `mark`.
     pub fn reset(&mut self, mark: Mark) {
-        self.used = mark.0;
+        self.at = mark;
     }
 
-    /// Most bytes ever in use.
-    pub fn peak_bytes(&self) -> usize {
-        self.peak
+    /// Memory held, in bytes: the most that was ever in use, in whole chunks.
+    pub fn held_bytes(&self) -> usize {
+        self.chunks.iter().map(B::buffer_bytes).sum()
+    }
+
+    fn remaining(&self) -> usize {
+        self.chunks
+            .get(self.at.chunk)
+            .map_or(0, |chunk| B::buffer_bytes(chunk) - self.at.used)
+    }
+
+    fn grow(&mut self, backend: &B, asked: usize) -> Result<()> {
+        let (held, bytes) = (self.held_bytes(), self.chunk_bytes.max(asked));
+        if held + bytes > self.limit_bytes {
+            return Err(Error::ArenaFull {
+                limit: self.limit_bytes,
+                held,
+                asked: bytes,
+            });
+        }
+        self.chunks.push(backend.alloc(bytes)?);
+        Ok(())
     }
 }
 
@@ -427,23 +455,28 @@ mod tests {
     #[test]
     fn an_arena_repeats_its_addresses_and_says_when_it_is_full() {
         let backend = CpuBackend::default();
-        let mut arena = Arena::new(&backend, 1024).unwrap();
+        let mut arena = Arena::new(1024, 4096);
         let start = arena.mark();
-        let first: Vec<usize> = (0..2)
-            .map(|_| arena.alloc(DType::F32, [3]).unwrap().offset())
-            .collect();
+        let mut take = |elements: usize| {
+            let tensor = arena.alloc(&backend, DType::F32, [elements]).unwrap();
+            (CpuBackend::buffer_id(tensor.buffer()), tensor.offset())
+        };
+        let requests = [3, 3, 200, 500];
+        let first = requests.map(&mut take);
+        assert_eq!((first[0].1, first[1].1), (0, ALIGNMENT / 4));
+        assert_ne!(first[1].0, first[2].0);
         arena.reset(start);
-        let again: Vec<usize> = (0..2)
-            .map(|_| arena.alloc(DType::F32, [3]).unwrap().offset())
-            .collect();
-        assert_eq!(first, again);
-        assert_eq!(first, [0, ALIGNMENT / 4]);
-        let full = arena.alloc(DType::F32, [256]).unwrap_err();
+        let mut take = |elements: usize| {
+            let tensor = arena.alloc(&backend, DType::F32, [elements]).unwrap();
+            (CpuBackend::buffer_id(tensor.buffer()), tensor.offset())
+        };
+        assert_eq!(first, requests.map(&mut take));
+        let full = arena.alloc(&backend, DType::F32, [256]).unwrap_err();
         assert_eq!(
             full,
             Error::ArenaFull {
-                capacity: 1024,
-                used: 512,
+                limit: 4096,
+                held: 4096,
                 asked: 1024
             }
         );

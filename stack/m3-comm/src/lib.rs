@@ -49,9 +49,19 @@ mod tests {
         let stream = backend.stream();
         let tensor = Tensor::from_slice(&backend, &stream, &[1.0f32, -0.0], [2]).unwrap();
         solo.all_reduce_sum(&backend, &stream, &tensor).unwrap();
-        let bits: Vec<u32> =
-            tensor.to_vec::<f32>(&backend, &stream).unwrap().iter().map(|x| x.to_bits()).collect();
+        let bits: Vec<u32> = tensor
+            .to_vec::<f32>(&backend, &stream)
+            .unwrap()
+            .iter()
+            .map(|x| x.to_bits())
+            .collect();
         assert_eq!(bits, [1.0f32.to_bits(), (-0.0f32).to_bits()]);
-        assert_eq!((Communicator::<CpuBackend>::rank(&solo), Communicator::<CpuBackend>::size(&solo)), (0, 1));
+        assert_eq!(
+            (
+                Communicator::<CpuBackend>::rank(&solo),
+                Communicator::<CpuBackend>::size(&solo)
+            ),
+            (0, 1)
+        );
     }
 }
