@@ -1,6 +1,7 @@
 //! The rounding points of profile S, as methods that do nothing in exact mode.
 
-use crate::round::{DType, to_bf16, to_f32};
+use m3_spec::dtype::DType;
+use m3_spec::round::{to_bf16, to_f32};
 
 /// How a forward or backward pass rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,9 @@ impl Rounding {
     };
 
     /// One rounding to the storage type: an activation, or its gradient, leaves an op.
+    ///
+    /// # Panics
+    /// If the storage type of the twin is neither BF16 nor F32.
     pub fn store(&self, x: f64) -> f64 {
         match self {
             Self::Exact => x,
@@ -43,6 +47,7 @@ impl Rounding {
             Self::Twin {
                 storage: DType::F32,
             } => to_f32(x),
+            Self::Twin { storage } => panic!("{storage} does not store activations"),
         }
     }
 

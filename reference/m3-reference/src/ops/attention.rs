@@ -1,7 +1,7 @@
 //! Softmax attention with grouped heads: query head h reads KV head h / (Hq/Hkv), each token its own sequence.
 //!
-//! Dense here; `msa_attention` runs the same rows over fewer keys. A row without a visible key has o = 0, lse = -inf and
-//! no gradient. Tokens past the last sequence are such rows.
+//! Dense here; `msa_attention` runs the same rows over fewer keys. A row without a visible key has o = 0, lse = -inf
+//! and no gradient. Tokens past the last sequence are such rows.
 
 use crate::Rounding;
 use crate::math::{axpy, dot, row, row_mut, sequences};
@@ -28,40 +28,40 @@ pub struct Params {
 pub struct Inputs<'a> {
     /// Sizes and constants.
     pub params: Params,
-    /// [T, Hq, D]
+    /// `[T, Hq, D]`
     pub q: &'a [f64],
-    /// [T, Hkv, D]
+    /// `[T, Hkv, D]`
     pub k: &'a [f64],
-    /// [T, Hkv, D]
+    /// `[T, Hkv, D]`
     pub v: &'a [f64],
-    /// [B+1]
+    /// `[B+1]`
     pub cu_seqlens: &'a [i32],
 }
 
 /// What the op writes.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// [T, Hq, D]
+    /// `[T, Hq, D]`
     pub o: Vec<f64>,
-    /// Natural log of Σ exp(scale·q·k) [T, Hq], fp32
+    /// Natural log of Σ exp(scale·q·k) `[T, Hq]`, fp32
     pub lse: Vec<f64>,
 }
 
 /// Gradients that arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Grads<'a> {
-    /// [T, Hq, D]
+    /// `[T, Hq, D]`
     pub d_o: &'a [f64],
 }
 
 /// Gradients that leave.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// [T, Hq, D]
+    /// `[T, Hq, D]`
     pub dq: Vec<f64>,
-    /// [T, Hkv, D]
+    /// `[T, Hkv, D]`
     pub dk: Vec<f64>,
-    /// [T, Hkv, D]
+    /// `[T, Hkv, D]`
     pub dv: Vec<f64>,
 }
 
@@ -195,7 +195,7 @@ pub(crate) fn backward_over(
     }
 }
 
-/// Rows of q, as [T·Hq, D], that belong to one KV head of a token.
+/// Rows of q, as `[T·Hq, D]`, that belong to one KV head of a token.
 fn query_rows(params: &Params, token: usize, kv_head: usize) -> std::ops::Range<usize> {
     let group = params.q_heads / params.kv_heads;
     let first = token * params.q_heads + kv_head * group;

@@ -23,32 +23,32 @@ pub struct Params {
 pub struct Inputs<'a> {
     /// Sizes.
     pub params: Params,
-    /// [rows, k]
+    /// `[rows, k]`
     pub x: &'a [f64],
-    /// [n, k]
+    /// `[n, k]`
     pub w: &'a [f64],
 }
 
 /// What the op writes.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// [rows, n]
+    /// `[rows, n]`
     pub y: Vec<f64>,
 }
 
 /// Gradients that arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Grads<'a> {
-    /// [rows, n]
+    /// `[rows, n]`
     pub dy: &'a [f64],
 }
 
 /// Gradients that leave.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// [rows, k]
+    /// `[rows, k]`
     pub dx: Vec<f64>,
-    /// [n, k], fp32
+    /// `[n, k]`, fp32
     pub dw: Vec<f64>,
 }
 

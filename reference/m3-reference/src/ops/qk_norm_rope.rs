@@ -27,36 +27,36 @@ pub struct Params {
 pub struct Inputs<'a> {
     /// Sizes and constants.
     pub params: Params,
-    /// [T, heads, D]
+    /// `[T, heads, D]`
     pub x: &'a [f64],
-    /// Zero-centred weight, one for all heads [D].
+    /// Zero-centred weight, one for all heads `[D]`.
     pub weight: &'a [f64],
-    /// (cos, sin) pairs [positions, rotary_dim / 2, 2], the pinned fp32 table.
+    /// (cos, sin) pairs `[positions, rotary_dim / 2, 2]`, the pinned fp32 table.
     pub cos_sin: &'a [f32],
-    /// Position of each token in its own sequence [T].
+    /// Position of each token in its own sequence `[T]`.
     pub positions: &'a [i32],
 }
 
 /// What the op writes.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// [T, heads, D]
+    /// `[T, heads, D]`
     pub y: Vec<f64>,
 }
 
 /// Gradients that arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Grads<'a> {
-    /// [T, heads, D]
+    /// `[T, heads, D]`
     pub dy: &'a [f64],
 }
 
 /// Gradients that leave.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// [T, heads, D]
+    /// `[T, heads, D]`
     pub dx: Vec<f64>,
-    /// [D], fp32
+    /// `[D]`, fp32
     pub dweight: Vec<f64>,
 }
 

@@ -21,38 +21,38 @@ pub struct Params {
 pub struct Inputs<'a> {
     /// Sizes and constants.
     pub params: Params,
-    /// Residual stream [T, H].
+    /// Residual stream `[T, H]`.
     pub resid: &'a [f64],
-    /// Branch output that joins the stream [T, H]; none at the first norm of the model.
+    /// Branch output that joins the stream `[T, H]`; none at the first norm of the model.
     pub y: Option<&'a [f64]>,
-    /// Zero-centred weight [H].
+    /// Zero-centred weight `[H]`.
     pub weight: &'a [f64],
 }
 
 /// What the op writes.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// New residual stream [T, H].
+    /// New residual stream `[T, H]`.
     pub r: Vec<f64>,
-    /// Normed rows [T, H].
+    /// Normed rows `[T, H]`.
     pub out: Vec<f64>,
 }
 
 /// Gradients that arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Grads<'a> {
-    /// [T, H], the sum over the consumers of the norm.
+    /// `[T, H]`, the sum over the consumers of the norm.
     pub dout: &'a [f64],
-    /// [T, H], from the later residual stream; none at the last norm of the model.
+    /// `[T, H]`, from the later residual stream; none at the last norm of the model.
     pub dr: Option<&'a [f64]>,
 }
 
 /// Gradients that leave.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// [T, H]; the gradient of both `resid` and `y`.
+    /// `[T, H]`; the gradient of both `resid` and `y`.
     pub dresid: Vec<f64>,
-    /// [H], fp32
+    /// `[H]`, fp32
     pub dweight: Vec<f64>,
 }
 

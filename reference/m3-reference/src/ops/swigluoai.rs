@@ -19,32 +19,32 @@ pub struct Params {
 pub struct Inputs<'a> {
     /// Constants.
     pub params: Params,
-    /// [rows, F]
+    /// `[rows, F]`
     pub gate: &'a [f64],
-    /// [rows, F]
+    /// `[rows, F]`
     pub up: &'a [f64],
 }
 
 /// What the op writes.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// [rows, F]
+    /// `[rows, F]`
     pub y: Vec<f64>,
 }
 
 /// Gradients that arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct Grads<'a> {
-    /// [rows, F]
+    /// `[rows, F]`
     pub dy: &'a [f64],
 }
 
 /// Gradients that leave.
 #[derive(Clone, Debug)]
 pub struct Gradients {
-    /// [rows, F]
+    /// `[rows, F]`
     pub dgate: Vec<f64>,
-    /// [rows, F]
+    /// `[rows, F]`
     pub dup: Vec<f64>,
 }
 

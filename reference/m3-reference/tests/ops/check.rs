@@ -1,20 +1,13 @@
 //! Seeded inputs and the derivative check.
 
 use m3_reference::math::dot;
+use m3_spec::dtype::DType;
+use m3_spec::inputs::{Distribution, Inputs};
 
 /// Values in [-1, 1), the same for the same seed.
 pub fn uniform(seed: u64, len: usize) -> Vec<f64> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    (0..len)
-        .map(|_| (next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0)
-        .collect()
+    let distribution = Distribution::Uniform { lo: -1.0, hi: 1.0 };
+    Inputs::new(seed, "reference").f64s("uniform", distribution, DType::F32, len)
 }
 
 /// Compares `gradients` with central differences of `loss` in eight random directions through all inputs at once, then

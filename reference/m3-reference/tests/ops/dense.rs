@@ -4,17 +4,12 @@ use crate::check::{assert_close, assert_derivative, uniform};
 use m3_reference::math::dot;
 use m3_reference::ops::{linear, qk_norm_rope, rms_norm, swigluoai};
 use m3_reference::{Precision, Rounding};
+use m3_spec::rope::RotaryTable;
 
 const EXACT: Rounding = Rounding::Exact;
 
-/// (cos, sin) of pos·theta^(-2i/rotary_dim), the layout of the pinned table.
 fn rotary_table(positions: usize, rotary_dim: usize) -> Vec<f32> {
-    let half = rotary_dim / 2;
-    let angle = |p: usize, i: usize| p as f64 / 10_000f64.powf(i as f64 / half as f64);
-    let angles = (0..positions).flat_map(|p| (0..half).map(move |i| angle(p, i)));
-    angles
-        .flat_map(|a| [a.cos() as f32, a.sin() as f32])
-        .collect()
+    RotaryTable::new(1e4, rotary_dim, positions).cos_sin
 }
 
 #[test]

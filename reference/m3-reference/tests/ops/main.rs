@@ -3,3 +3,10 @@
 mod attention;
 mod check;
 mod dense;
+mod head;
+mod layers;
+mod moe;
+mod selection;
+mod sparse;
+mod training;
+mod twin;

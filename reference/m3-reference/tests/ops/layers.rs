@@ -1,0 +1,115 @@
+//! Compositions: the MLP and the mixture of experts.
+
+use crate::check::{assert_derivative, uniform};
+use m3_reference::layers::{mlp, moe};
+use m3_reference::math::dot;
+use m3_reference::ops::swigluoai;
+use m3_reference::{Precision, Rounding};
+
+const EXACT: Rounding = Rounding::Exact;
+const SWIGLUOAI: swigluoai::Params = swigluoai::Params {
+    alpha: 1.702,
+    limit: 7.0,
+};
+
+const MOE: moe::Params = moe::Params {
+    tokens: 5,
+    hidden: 6,
+    experts: 4,
+    topk: 2,
+    width: 3,
+    shared_width: 4,
+    scaling: 2.0,
+    swigluoai: SWIGLUOAI,
+};
+
+/// x, router, experts' gate/up and down, shared gate/up and down.
+fn moe_operands() -> Vec<Vec<f64>> {
+    let lengths = [5 * 6, 4 * 6, 4 * 6 * 6, 4 * 6 * 3, 8 * 6, 6 * 4];
+    lengths
+        .iter()
+        .enumerate()
+        .map(|(i, &len)| uniform(i as u64, len))
+        .collect()
+}
+
+fn moe_inputs<'a>(
+    x: &'a [Vec<f64>],
+    bias: &'a [f64],
+    replay: Option<&'a [i32]>,
+) -> moe::Inputs<'a> {
+    moe::Inputs {
+        params: MOE,
+        x: &x[0],
+        w_router: &x[1],
+        bias,
+        replay,
+        w_gate_up: &x[2],
+        w_down: &x[3],
+        w_shared_gate_up: &x[4],
+        w_shared_down: &x[5],
+    }
+}
+
+#[test]
+fn mlp_gradients_are_its_derivative() {
+    let (rows, hidden, width) = (4, 6, 5);
+    let params = mlp::Params {
+        rows,
+        hidden,
+        width,
+        swigluoai: SWIGLUOAI,
+        dx: Precision::Storage,
+    };
+    let x = [uniform(1, 24), uniform(2, 60), uniform(3, 30)];
+    let dy = uniform(4, 24);
+    fn inputs(params: mlp::Params, x: &[Vec<f64>]) -> mlp::Inputs<'_> {
+        mlp::Inputs {
+            params,
+            x: &x[0],
+            w_gate_up: &x[1],
+            w_down: &x[2],
+        }
+    }
+    let output = mlp::forward(&inputs(params, &x), &EXACT);
+    let g = mlp::backward(
+        &inputs(params, &x),
+        &output,
+        &mlp::Grads { dy: &dy },
+        &EXACT,
+    );
+    assert_derivative(&x, &[g.dx, g.dw_gate_up, g.dw_down], |x| {
+        dot(&mlp::forward(&inputs(params, x), &EXACT).down.y, &dy)
+    });
+}
+
+#[test]
+fn moe_gradients_are_its_derivative() {
+    let (x, bias, dy) = (moe_operands(), uniform(7, 4), uniform(8, 30));
+    let run = |x: &[Vec<f64>]| moe::forward(&moe_inputs(x, &bias, None), &EXACT);
+    let g = moe::backward(
+        &moe_inputs(&x, &bias, None),
+        &run(&x),
+        &moe::Grads { dy: &dy },
+        &EXACT,
+    );
+    let gradients = [
+        g.dx,
+        g.dw_router,
+        g.dw_gate_up,
+        g.dw_down,
+        g.dw_shared_gate_up,
+        g.dw_shared_down,
+    ];
+    assert_derivative(&x, &gradients, |x| dot(&run(x).combine.y, &dy));
+}
+
+#[test]
+fn replaying_the_own_choice_changes_nothing() {
+    let (x, bias) = (moe_operands(), uniform(7, 4));
+    let own = moe::forward(&moe_inputs(&x, &bias, None), &EXACT);
+    // The bias selects only, so a replay does not depend on it.
+    let ids = &own.route.expert_ids;
+    let replayed = moe::forward(&moe_inputs(&x, &[0.0; 4], Some(ids)), &EXACT);
+    assert_eq!(own.combine.y, replayed.combine.y);
+}
