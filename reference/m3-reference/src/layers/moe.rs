@@ -236,11 +236,13 @@ fn permute_inputs<'a>(inputs: &Inputs<'a>, route: &'a router::Output) -> moe_per
         topk,
         ..
     } = inputs.params;
+    let dx = Precision::Storage;
     let params = moe_permute::Params {
         tokens,
         hidden,
         experts,
         topk,
+        dx,
     };
     moe_permute::Inputs {
         params,

@@ -1,14 +1,15 @@
-//! y = x·W_eᵀ for the rows of each expert e. Every group is a `linear` of its own; an expert may have no row.
+//! y = x·W_eᵀ for the rows of each expert e. Every group is a `linear` of its own; an expert may have no row. Rows past
+//! the last expert's, in a buffer of fixed capacity, give zeros.
 
 use super::linear;
-use crate::math::sequences;
+use crate::math::{index, sequences};
 use crate::{Precision, Rounding};
 use std::ops::Range;
 
 /// Sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Params {
-    /// Rows of x, all experts together.
+    /// Rows of x, at least those of all experts together.
     pub rows: usize,
     /// E
     pub experts: usize,
@@ -56,12 +57,12 @@ pub struct Gradients {
 
 /// One rounding.
 pub fn forward(inputs: &Inputs, rounding: &Rounding) -> Output {
-    let groups = groups(inputs).into_iter();
-    Output {
-        y: groups
-            .flat_map(|(_, group)| linear::forward(&group, rounding).y)
-            .collect(),
+    let mut y = Vec::new();
+    for (_, group) in groups(inputs) {
+        y.extend(linear::forward(&group, rounding).y);
     }
+    y.resize(inputs.params.rows * inputs.params.n, 0.0);
+    Output { y }
 }
 
 /// One rounding each.
@@ -80,6 +81,9 @@ pub fn backward(inputs: &Inputs, _: &Output, grads: &Grads, rounding: &Rounding)
         gradients.dw.extend(of_group.dw);
     }
     gradients
+        .dx
+        .resize(inputs.params.rows * inputs.params.k, 0.0);
+    gradients
 }
 
 /// Rows and operands of each expert.
@@ -96,7 +100,9 @@ fn groups<'a>(inputs: &Inputs<'a>) -> Vec<(Range<usize>, linear::Inputs<'a>)> {
         experts + 1,
         "expert_offsets is [experts + 1]"
     );
-    let groups: Vec<_> = sequences(inputs.expert_offsets)
+    let used = inputs.expert_offsets.last().map_or(0, |&end| index(end));
+    assert!(used <= rows, "expert_offsets ends inside the rows");
+    sequences(inputs.expert_offsets)
         .enumerate()
         .map(|(expert, rows)| {
             let (y, dx) = (Precision::Storage, Precision::Storage);
@@ -111,11 +117,5 @@ fn groups<'a>(inputs: &Inputs<'a>) -> Vec<(Range<usize>, linear::Inputs<'a>)> {
             let w = &inputs.w[expert * n * k..(expert + 1) * n * k];
             (rows, linear::Inputs { params, x, w })
         })
-        .collect();
-    assert_eq!(
-        groups.iter().map(|(rows, _)| rows.len()).sum::<usize>(),
-        rows,
-        "offsets cover rows"
-    );
-    groups
+        .collect()
 }

@@ -1,7 +1,7 @@
 //! Rows of the tokens, once for each chosen expert, grouped by expert: experts ascending, tokens ascending inside one.
 
-use crate::Rounding;
 use crate::math::{axpy, id, index, row, row_mut};
+use crate::{Precision, Rounding};
 
 /// Sizes.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub struct Params {
     pub experts: usize,
     /// k
     pub topk: usize,
+    /// Precision of dx: fp32 where more is still to be added.
+    pub dx: Precision,
 }
 
 /// What the op reads.
@@ -65,6 +67,7 @@ pub fn forward(inputs: &Inputs, rounding: &Rounding) -> Output {
         hidden,
         experts,
         topk,
+        ..
     } = inputs.params;
     assert_eq!(inputs.x.len(), tokens * hidden, "x is [tokens, hidden]");
     assert_eq!(
@@ -129,6 +132,6 @@ pub fn backward(inputs: &Inputs, output: &Output, grads: &Grads, rounding: &Roun
         }
     }
     Gradients {
-        dx: rounding.store_all(dx),
+        dx: rounding.to_all(inputs.params.dx, dx),
     }
 }

@@ -176,7 +176,9 @@ fn rotation_pairs_dims_inside_the_rotary_slice_and_passes_the_rest() {
         .map(|d| if d == 0 || d >= 64 { 1.0 } else { 0.0 })
         .collect();
     let x = [head.clone(), head].concat();
-    let weight = vec![0.0; 128];
+    // A weight of its own for dim 0 shows that the norm comes before the rotation.
+    let mut weight = vec![0.0; 128];
+    weight[0] = 1.0;
     let inputs = qk_norm_rope::Inputs {
         params,
         x: &x,
@@ -186,14 +188,12 @@ fn rotation_pairs_dims_inside_the_rotary_slice_and_passes_the_rest() {
     };
     let y = qk_norm_rope::forward(&inputs, &EXACT).y;
     let unit = (128.0f64 / 65.0).sqrt();
-    assert_close(
-        &y[..128],
-        &x[..128].iter().map(|x| x * unit).collect::<Vec<_>>(),
-        1e-15,
-    );
-    let mut turned: Vec<f64> = x[..128].iter().map(|x| x * unit).collect();
-    turned[0] = 5f64.cos() * unit;
-    turned[32] = 5f64.sin() * unit;
+    let mut normed: Vec<f64> = x[..128].iter().map(|x| x * unit).collect();
+    normed[0] *= 2.0;
+    assert_close(&y[..128], &normed, 1e-15);
+    let mut turned = normed;
+    turned[0] = 5f64.cos() * 2.0 * unit;
+    turned[32] = 5f64.sin() * 2.0 * unit;
     assert_close(&y[128..], &turned, 1e-7);
 }
 

@@ -1,8 +1,8 @@
 //! Compositions: the MLP and the mixture of experts.
 
-use crate::check::{assert_derivative, uniform};
+use crate::check::{assert_close, assert_derivative, uniform};
 use m3_reference::layers::{mlp, moe};
-use m3_reference::math::dot;
+use m3_reference::math::{axpy, dot};
 use m3_reference::ops::swigluoai;
 use m3_reference::{Precision, Rounding};
 
@@ -112,4 +112,43 @@ fn replaying_the_own_choice_changes_nothing() {
     let ids = &own.route.expert_ids;
     let replayed = moe::forward(&moe_inputs(&x, &[0.0; 4], Some(ids)), &EXACT);
     assert_eq!(own.combine.y, replayed.combine.y);
+}
+
+/// 2 · Σ w_j·E_j(x) + Shared(x), each expert an MLP of its own over all tokens.
+#[test]
+fn moe_is_the_weighted_sum_of_its_experts() {
+    let (x, bias) = (moe_operands(), uniform(7, 4));
+    let output = moe::forward(&moe_inputs(&x, &bias, None), &EXACT);
+    let expert = |width: usize, w_gate_up: &[f64], w_down: &[f64]| {
+        let dx = Precision::Storage;
+        let params = mlp::Params {
+            rows: 5,
+            hidden: 6,
+            width,
+            swigluoai: SWIGLUOAI,
+            dx,
+        };
+        mlp::forward(
+            &mlp::Inputs {
+                params,
+                x: &x[0],
+                w_gate_up,
+                w_down,
+            },
+            &EXACT,
+        )
+        .down
+        .y
+    };
+    let mut expected = expert(4, &x[4], &x[5]);
+    for e in 0..4 {
+        let y = expert(3, &x[2][e * 36..(e + 1) * 36], &x[3][e * 18..(e + 1) * 18]);
+        for (slot, &chosen) in output.route.expert_ids.iter().enumerate() {
+            if chosen == e as i32 {
+                let (row, w) = (slot / 2 * 6, output.route.expert_weights[slot]);
+                axpy(&mut expected[row..row + 6], 2.0 * w, &y[row..row + 6]);
+            }
+        }
+    }
+    assert_close(&output.combine.y, &expected, 1e-14);
 }

@@ -1,9 +1,9 @@
 //! Router, permutation, experts, combination.
 
 use crate::check::{assert_close, assert_derivative, uniform};
-use m3_reference::Rounding;
 use m3_reference::math::dot;
 use m3_reference::ops::{grouped_gemm, moe_combine, moe_permute, router};
+use m3_reference::{Precision, Rounding};
 
 const EXACT: Rounding = Rounding::Exact;
 
@@ -128,6 +128,7 @@ const PERMUTE: moe_permute::Params = moe_permute::Params {
     hidden: 2,
     experts: 4,
     topk: 2,
+    dx: Precision::Storage,
 };
 const IDS: [i32; 6] = [0, 3, 1, 3, 0, 1];
 
@@ -262,4 +263,30 @@ fn the_shared_expert_is_not_scaled() {
         moe_combine::forward(&inputs, &EXACT).y,
         [2.0 * (0.25 + 7.5) + 100.0]
     );
+}
+
+#[test]
+fn rows_past_the_last_expert_are_zero() {
+    let params = grouped_gemm::Params {
+        rows: 3,
+        experts: 2,
+        n: 1,
+        k: 1,
+    };
+    let (x, w, expert_offsets) = (&[1.0, 2.0, 3.0], &[10.0, 100.0], &[0, 1, 2]);
+    let inputs = grouped_gemm::Inputs {
+        params,
+        x,
+        w,
+        expert_offsets,
+    };
+    let output = grouped_gemm::forward(&inputs, &EXACT);
+    assert_eq!(output.y, [10.0, 200.0, 0.0]);
+    let g = grouped_gemm::backward(
+        &inputs,
+        &output,
+        &grouped_gemm::Grads { dy: &[1.0; 3] },
+        &EXACT,
+    );
+    assert_eq!((g.dx, g.dw), (vec![10.0, 100.0, 0.0], vec![1.0, 2.0]));
 }
