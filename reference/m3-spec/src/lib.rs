@@ -3,6 +3,7 @@
 //! Everything here is data or a pure function of its arguments: no file, no clock, no thread, no platform libm.
 //! The reference, the kernels and the harness all read it; it reads none of them.
 
+pub mod config;
 pub mod digest;
 pub mod dtype;
 pub mod inputs;
