@@ -11,3 +11,4 @@ pub mod math;
 pub mod philox;
 pub mod rope;
 pub mod round;
+pub mod tensors;
