@@ -9,6 +9,9 @@
 //! are still f64, but a value is rounded wherever rounding profile S has a rounding point, so the twin shows the error
 //! that the storage types alone cause. Every rounding point is a visible call: `store`, `operand` or `fp32`.
 //!
+//! [`layers`] composes ops into the parts of a layer, [`model`] those into the text model on weights under their released
+//! names.
+//!
 //! Shapes use T tokens of a packed batch, B sequences with `cu_seqlens` `[B+1]` (unused entries repeat the last
 //! value), H hidden, Hq/Hkv query and KV heads, D head dim, Hi index heads, E experts, k choices a token, V
 //! vocabulary.
@@ -18,6 +21,7 @@
 
 pub mod layers;
 pub mod math;
+pub mod model;
 pub mod ops;
 pub mod rounding;
 

@@ -3,6 +3,7 @@
 mod attention;
 mod check;
 mod dense;
+mod golden;
 mod head;
 mod layers;
 mod moe;
