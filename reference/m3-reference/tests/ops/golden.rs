@@ -167,10 +167,9 @@ impl Config {
 /// The next token of the own sequence; the last one is not scored.
 fn next_tokens(ids: &[i32], cu_seqlens: &[i32]) -> Vec<i32> {
     let mut targets = vec![-1; ids.len()];
-    for sequence in sequences(cu_seqlens) {
-        for t in sequence.start + 1..sequence.end {
-            targets[t - 1] = ids[t];
-        }
+    for sequence in sequences(cu_seqlens).filter(|sequence| !sequence.is_empty()) {
+        let next = sequence.start + 1..sequence.end;
+        targets[sequence.start..sequence.end - 1].copy_from_slice(&ids[next]);
     }
     targets
 }
