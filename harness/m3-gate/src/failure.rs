@@ -2,6 +2,7 @@
 //! is that, which element in the model's terms, is it local, which stage first, how to repeat.
 
 use crate::evidence::{Evidence, UlpHistogram, Worst};
+use crate::gate::Op;
 use crate::record::{CaseRecord, Device, VerdictRecord};
 use crate::verdict::{Severity, Verdict};
 use std::fmt::Write;
@@ -16,8 +17,7 @@ const PLACE_COLUMN: usize = 82;
 /// Block gates come before shadow gates, then stage order decides. Every line is made from the
 /// record alone, so an old failure reads as it did on the day.
 pub fn failure_block(record: &CaseRecord) -> Option<String> {
-    let red: Vec<&VerdictRecord> = record.verdicts.iter().filter(|v| is_red(v)).collect();
-    let first = red.iter().min_by_key(|v| v.severity == Severity::Shadow)?;
+    let first = first_red(record)?;
     let mut block = head(record, first);
     block += &gate_lines(first);
     if let Some(evidence) = &first.evidence {
@@ -26,16 +26,48 @@ pub fn failure_block(record: &CaseRecord) -> Option<String> {
     if let Some(stages) = stages(record) {
         block += &line("stages", &stages);
     }
+    let red = record.verdicts.iter().filter(|v| is_red(v));
     let others: Vec<String> = red
-        .iter()
-        .filter(|v| !std::ptr::eq(**v, *first))
-        .map(|v| v.label())
+        .filter(|v| !std::ptr::eq(*v, first))
+        .map(VerdictRecord::label)
         .collect();
     if !others.is_empty() {
         block += &line("also", &shortened(&others));
     }
     block += &repeat_lines(record, first);
     Some(block)
+}
+
+/// The same failure in one line, for logs and test reports: `case gate value > bound at tensor[i]`.
+pub fn failure_line(record: &CaseRecord) -> Option<String> {
+    let first = first_red(record)?;
+    let mut text = format!("{} {} {}", first.verdict.name(), record.case, first.label());
+    if let Some(value) = first.value {
+        let broken = match first.op {
+            Some(Op::Le) => ">",
+            Some(Op::Ge) => "<",
+            Some(Op::Eq) => "!=",
+            None => "not",
+        };
+        text += &format!(" {} {broken} {}", value_text(value), first.bound_text);
+    }
+    if let Some(note) = &first.note {
+        text += &format!(": {note}");
+    }
+    let worst = first
+        .evidence
+        .as_ref()
+        .and_then(|evidence| evidence.worst.as_ref());
+    if let (Some(worst), Some(tensor)) = (worst, &first.tensor) {
+        text += &format!(" at {tensor}{:?}", worst.at);
+    }
+    Some(text)
+}
+
+/// Block before shadow, then the order of the record, which is the order of the stages.
+fn first_red(record: &CaseRecord) -> Option<&VerdictRecord> {
+    let red = record.verdicts.iter().filter(|v| is_red(v));
+    red.min_by_key(|v| v.severity == Severity::Shadow)
 }
 
 fn is_red(v: &VerdictRecord) -> bool {

@@ -26,7 +26,7 @@ mod verdict;
 
 pub use band::{Band, BandVerdict, judge_band};
 pub use evidence::{Decoder, Evidence, UlpHistogram, Worst};
-pub use failure::{failure_block, value_text};
+pub use failure::{failure_block, failure_line, value_text};
 pub use gate::{Bound, Floor, Gate, GateFile, GateSet, Limit, Op, Waiver};
 pub use glob::Patterns;
 pub use judge::{Case, Tensor, Value, judge_case, judge_value};

@@ -54,6 +54,9 @@ pub struct CaseRecord {
     pub device: Device,
     /// Wall time of the case.
     pub duration_ms: u64,
+    /// Why the case did not run, e.g. `no CUDA device`; it then has no verdicts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<String>,
     /// Verdicts in stage order: tensors in the order in which the op makes them.
     pub verdicts: Vec<VerdictRecord>,
 }
@@ -103,16 +106,48 @@ impl VerdictRecord {
             None => self.gate.clone(),
         }
     }
+
+    /// Share of the bound that the value uses up: 1 is at the bound. For a share that has to be
+    /// reached, what is missing to 1 counts. None where the bound leaves no room, or for a band.
+    pub fn bound_used(&self) -> Option<f64> {
+        let (Some(value), Some(Bound::Limit(bound))) = (self.value, self.bound) else {
+            return None;
+        };
+        let used = match (self.op?, self.metric) {
+            (Op::Le, _) if bound > 0.0 => value / bound,
+            (Op::Ge, Metric::AgreeRate) if bound < 1.0 => (1.0 - value) / (1.0 - bound),
+            _ => return None,
+        };
+        used.is_finite().then_some(used)
+    }
 }
 
 impl CaseRecord {
-    /// The worst of the block verdicts; ERROR when no block gate spoke.
+    /// The worst of the block verdicts: ERROR when no block gate spoke, INACTIVE when the case was
+    /// skipped.
     pub fn verdict(&self) -> Verdict {
+        if self.skipped.is_some() {
+            return Verdict::Inactive;
+        }
         let block = self
             .verdicts
             .iter()
             .filter(|v| v.severity == Severity::Block);
         block.map(|v| v.verdict).max().unwrap_or(Verdict::Error)
+    }
+
+    /// The op of `op::dtype/shape`.
+    pub fn op(&self) -> &str {
+        self.case.split("::").next().unwrap_or(&self.case)
+    }
+
+    /// The verdict that uses up most of its bound.
+    pub fn tightest(&self) -> Option<(&VerdictRecord, f64)> {
+        let used = self
+            .verdicts
+            .iter()
+            .filter_map(|v| Some((v, v.bound_used()?)));
+        used.max_by(|a, b| a.1.total_cmp(&b.1))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use m3_gate::record::{CaseRecord, Device};
 use m3_gate::{
-    Case, Date, GateSet, Operand, Operands, Storage, Tensor, Value, failure_block, judge_case,
-    judge_value, parse_gates,
+    Case, Date, GateSet, Operand, Operands, Storage, Tensor, Value, failure_block, failure_line,
+    judge_case, judge_value, parse_gates,
 };
 
 const TODAY: Date = Date {
@@ -126,6 +126,7 @@ fn record(lse: &Planted, dv: &Planted, dk: &Planted) -> CaseRecord {
             cuda: Some("13.0".to_owned()),
         },
         duration_ms: 412,
+        skipped: None,
         verdicts: judge_case(&gates(), &CASE, &tensors),
     }
 }
@@ -165,6 +166,26 @@ fn a_nan_reads_as_an_error_with_its_place() {
     let block = failure_block(&record(&exact(), &dv, &dk)).unwrap();
     assert!(block.lines().count() <= 14);
     insta::assert_snapshot!(block);
+}
+
+#[test]
+fn a_failure_in_one_line_names_case_gate_and_element() {
+    let (mut dv, mut dk) = (Planted::new(), Planted::new());
+    dk.got[64 * 2 + 16 + 3] = 3.0;
+    let line = failure_line(&record(&exact(), &dv, &dk)).unwrap();
+    let start = "FAIL msa_attention::bf16/packed2_t131_b128 dk.err_ratio ";
+    assert!(
+        line.starts_with(start) && line.ends_with(" > 2.0 at dk[2, 1, 3]"),
+        "{line}"
+    );
+    dv.got[7] = f64::NAN;
+    let line = failure_line(&record(&exact(), &dv, &dk)).unwrap();
+    let end = "dv.err_ratio: got holds 1 NaN, the first at element 7 at dv[0, 0, 7]";
+    assert!(line.starts_with("ERROR ") && line.ends_with(end), "{line}");
+    assert_eq!(
+        failure_line(&record(&exact(), &Planted::new(), &Planted::new())),
+        None
+    );
 }
 
 #[test]

@@ -248,6 +248,7 @@ fn a_record_survives_json_with_its_non_finite_numbers() {
         record: "r.jsonl".into(),
         device: Device::default(),
         duration_ms: 1,
+        skipped: None,
         verdicts,
     };
     let text = serde_json::to_string(&record).unwrap();
