@@ -2,7 +2,7 @@
 //! read, and read again later, without the tensors.
 
 use crate::gate::{Gate, Op};
-use crate::metrics::{Metric, largest, rms, same_value, twin_error};
+use crate::metrics::{Metric, largest, relative_error, rms, same_value, twin_error};
 use crate::operand::{Checked, Class, Operand, Operands};
 use crate::storage::Storage;
 use serde::{Deserialize, Serialize};
@@ -98,10 +98,9 @@ impl Evidence {
             twin,
             storage: operands.storage,
         };
-        let metric = gate.metric;
         let limit = element_limit(gate, &pair);
         let badness: Vec<f64> = (0..got.values.len())
-            .map(|i| badness(metric, &pair, i))
+            .map(|i| badness(gate, &pair, i))
             .collect();
         let is_bad = |i: &usize| match limit {
             Some(limit) => !Op::Le.holds(badness[*i], limit),
@@ -124,20 +123,20 @@ impl Evidence {
 }
 
 /// How far off element `i` is, in the unit that the metric works in; +Inf where masks disagree.
-fn badness(metric: Metric, pair: &Checked<'_>, i: usize) -> f64 {
+fn badness(gate: &Gate, pair: &Checked<'_>, i: usize) -> f64 {
     let (got, reference) = (pair.got.values[i], pair.reference.values[i]);
     if Class::of(got) != Class::of(reference) {
         return f64::INFINITY;
     }
     let off = |differs: bool| if differs { 1.0 } else { 0.0 };
-    match metric {
+    match gate.metric {
         Metric::FiniteMatch => 0.0,
         _ if got.is_nan() => f64::INFINITY,
         Metric::Bitwise => off(got.to_bits() != reference.to_bits()),
         Metric::MismatchCount | Metric::AgreeRate => off(!same_value(pair, i)),
         _ if got == reference => 0.0,
         Metric::MaxUlp => pair.storage.ulp_distance(got, reference) as f64,
-        Metric::MaxRel => (got - reference).abs() / reference.abs(),
+        Metric::MaxRel => relative_error(got, reference, gate.ratio_terms().floor),
         _ => (got - reference).abs(),
     }
 }
@@ -145,7 +144,7 @@ fn badness(metric: Metric, pair: &Checked<'_>, i: usize) -> f64 {
 /// The error that, granted to every element alike, would just keep the gate: elements above it are
 /// the ones that broke it. None where any difference is a fault.
 fn element_limit(gate: &Gate, pair: &Checked<'_>) -> Option<f64> {
-    let bound = gate.limit.as_ref()?.bound;
+    let (bound, floor) = (gate.limit.as_ref()?.bound, gate.ratio_terms().floor);
     let finite = pair
         .reference
         .values
@@ -155,9 +154,9 @@ fn element_limit(gate: &Gate, pair: &Checked<'_>) -> Option<f64> {
     match gate.metric {
         Metric::MaxAbs | Metric::MaxRel | Metric::MaxUlp => Some(bound),
         Metric::RmsRatio | Metric::ErrRatio => {
-            Some(bound * (twin_error(gate.metric, pair) + gate.ratio_terms().floor))
+            Some(bound * (twin_error(gate.metric, pair) + floor))
         }
-        Metric::NormRel => Some(bound * rms(finite)),
+        Metric::NormRel => Some(bound * (rms(finite) + floor)),
         // A relative error of r tilts a vector by at most r, which opens a cosine gap of r²/2.
         Metric::CosineGap => Some((2.0 * bound).sqrt() * rms(finite)),
         _ => None,

@@ -44,7 +44,7 @@ impl Op {
     }
 }
 
-/// Error that a ratio grants where the twin happens to be exact, with the reason for it.
+/// What is added to a divisor (the twin's error, or the reference's size), with the reason for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Floor {
     /// In the unit of the tensor.
@@ -97,7 +97,7 @@ pub struct Gate {
     pub arch: Patterns,
     /// Storage types it applies to.
     pub dtype: Patterns,
-    /// Floor of a ratio.
+    /// Floor of a metric that divides.
     pub floor: Option<Floor>,
     /// Why a ratio over fewer than [`crate::RATIO_ELEMENTS_MIN`] elements is meaningful here.
     pub small: Option<String>,

@@ -1,6 +1,7 @@
-//! Patterns over names: `*` any run of characters, `?` one character, nothing else is special.
+//! Patterns over names: `*` any run of characters, `?` one character, a leading `!` takes names
+//! out again, nothing else is special.
 
-/// One or more patterns; a name matches when one of them does.
+/// Patterns; a name matches when one of them does and none with a leading `!` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patterns(Vec<String>);
 
@@ -15,11 +16,12 @@ impl Patterns {
         Patterns(vec!["*".to_owned()])
     }
 
-    /// True when one of the patterns covers the whole of `name`.
+    /// True when a pattern covers the whole of `name` and no `!` pattern does.
     pub fn matches(&self, name: &str) -> bool {
-        self.0
-            .iter()
-            .any(|pattern| matches(pattern.as_bytes(), name.as_bytes()))
+        let covers = |pattern: &str| matches(pattern.as_bytes(), name.as_bytes());
+        let out = |pattern: &String| pattern.strip_prefix('!').is_some_and(covers);
+        let taken = |pattern: &String| !pattern.starts_with('!') && covers(pattern);
+        self.0.iter().any(taken) && !self.0.iter().any(out)
     }
 
     /// The patterns, joined by commas.
@@ -87,6 +89,17 @@ mod tests {
         assert!(covers("*/t*_b128*", "msa_attention::bf16/t4099_b128"));
         assert!(covers("*ab", "aaab") && !covers("*ab", "aaaba"));
         assert!(!covers("o", "out"));
+    }
+
+    #[test]
+    fn an_exclamation_mark_takes_names_out() {
+        let patterns = Patterns::new(vec!["!*/edge_*".into(), "op::*".into()]);
+        assert!(patterns.matches("op::bf16/t129"));
+        assert!(!patterns.matches("op::bf16/edge_t1") && !patterns.matches("other::f32/t1"));
+        assert!(
+            !Patterns::new(vec!["!a".into()]).matches("b"),
+            "nothing was taken in"
+        );
     }
 
     #[test]

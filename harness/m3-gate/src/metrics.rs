@@ -18,7 +18,7 @@ pub const RATIO_ELEMENTS_MIN: usize = 4096;
 pub enum Metric {
     /// max |d|.
     MaxAbs,
-    /// max |d| / |ref|; a zero reference must be met by a zero.
+    /// max |d| / (|ref| + floor); without a floor a zero reference must be met by a zero.
     MaxRel,
     /// Largest distance in representable values of the storage type, reference rounded once.
     MaxUlp,
@@ -26,7 +26,7 @@ pub enum Metric {
     RmsRatio,
     /// max |d| / (max |e| + floor).
     ErrRatio,
-    /// ‖d‖ / ‖ref‖; two zero tensors give 0.
+    /// ‖d‖ / ‖ref‖, that is rms(d) / (rms(ref) + floor); two zero tensors give 0.
     NormRel,
     /// 1 − cos(got, ref); two zero tensors give 0, one of two gives 1.
     CosineGap,
@@ -78,16 +78,22 @@ impl Metric {
         }
     }
 
-    /// True for the ratios to the twin's error, which alone take a floor.
+    /// True for the metrics that divide and so take a floor: what is granted where the divisor is 0.
+    pub fn takes_floor(self) -> bool {
+        self.needs_twin() || matches!(self, Metric::MaxRel | Metric::NormRel)
+    }
+
+    /// True for the ratios to the twin's error.
     pub fn needs_twin(self) -> bool {
         matches!(self, Metric::RmsRatio | Metric::ErrRatio)
     }
 }
 
-/// What a gate adds to a ratio metric.
+/// What a gate adds to a metric that divides.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RatioTerms {
-    /// Added to the twin's error: the error that is granted where the twin happens to be exact.
+    /// Added to the divisor: the error that is granted, by the bound's measure, where the twin
+    /// happens to be exact or the reference is zero.
     pub floor: f64,
     /// The gate says why fewer than [`RATIO_ELEMENTS_MIN`] elements are enough.
     pub small: bool,
@@ -107,10 +113,10 @@ pub fn measure(
     let pair = operands.check(metric)?;
     let value = match metric {
         Metric::MaxAbs => largest(finite_pairs(metric, &pair)?.map(|(g, r)| (g - r).abs())),
-        Metric::MaxRel => max_rel(&pair)?,
+        Metric::MaxRel => max_rel(&pair, terms.floor)?,
         Metric::MaxUlp => max_ulp(&pair),
         Metric::RmsRatio | Metric::ErrRatio => ratio(metric, &pair, terms)?,
-        Metric::NormRel => norm_rel(&pair)?,
+        Metric::NormRel => norm_rel(&pair, terms.floor)?,
         Metric::CosineGap => cosine_gap(&pair)?,
         Metric::MismatchCount => count(&pair, |p, i| !same_value(p, i)),
         Metric::AgreeRate => agree_rate(&pair),
@@ -173,19 +179,29 @@ fn finite_pairs<'a>(
     }
 }
 
-fn max_rel(pair: &Checked<'_>) -> Result<f64, MeasureError> {
+fn max_rel(pair: &Checked<'_>, floor: f64) -> Result<f64, MeasureError> {
     let name = Metric::MaxRel.name();
-    let undefined = |i: &usize| pair.reference.values[*i] == 0.0 && pair.got.values[*i] != 0.0;
-    if let Some(first) = (0..pair.got.values.len()).find(undefined) {
-        let got = pair.got.values[first];
+    let (got, reference) = (pair.got.values, pair.reference.values);
+    let undefined = |i: &usize| reference[*i] == 0.0 && got[*i] != 0.0;
+    if let Some(first) = (0..got.len()).find(undefined).filter(|_| floor == 0.0) {
+        let got = got[first];
         return Err(MeasureError::ZeroReference {
             metric: name,
             first,
             got,
         });
     }
-    let relative = |(g, r): (f64, f64)| if g == r { 0.0 } else { (g - r).abs() / r.abs() };
-    Ok(largest(finite_pairs(Metric::MaxRel, pair)?.map(relative)))
+    let pairs = finite_pairs(Metric::MaxRel, pair)?;
+    Ok(largest(pairs.map(|(g, r)| relative_error(g, r, floor))))
+}
+
+/// |got − ref| / (|ref| + floor), 0 where both are the same.
+pub(crate) fn relative_error(got: f64, reference: f64, floor: f64) -> f64 {
+    if got == reference {
+        0.0
+    } else {
+        (got - reference).abs() / (reference.abs() + floor)
+    }
 }
 
 fn max_ulp(pair: &Checked<'_>) -> f64 {
@@ -230,14 +246,14 @@ pub(crate) fn twin_error(metric: Metric, pair: &Checked<'_>) -> f64 {
     }
 }
 
-fn norm_rel(pair: &Checked<'_>) -> Result<f64, MeasureError> {
+fn norm_rel(pair: &Checked<'_>, floor: f64) -> Result<f64, MeasureError> {
     let pairs = finite_pairs(Metric::NormRel, pair)?;
-    let reference = rms(pairs.clone().map(|(_, r)| r));
+    let scale = rms(pairs.clone().map(|(_, r)| r)) + floor;
     let error = rms(pairs.map(|(g, r)| g - r));
     if error == 0.0 {
         return Ok(0.0);
     }
-    if reference == 0.0 {
+    if scale == 0.0 {
         let first = pair.got.values.iter().position(|&g| g != 0.0).unwrap_or(0);
         let got = pair.got.values[first];
         return Err(MeasureError::ZeroReference {
@@ -246,7 +262,7 @@ fn norm_rel(pair: &Checked<'_>) -> Result<f64, MeasureError> {
             got,
         });
     }
-    Ok(error / reference)
+    Ok(error / scale)
 }
 
 /// Half the squared distance of the unit vectors: 1 − cos without the cancellation.

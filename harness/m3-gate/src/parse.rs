@@ -133,6 +133,7 @@ fn refuse_misplaced(
     }
     let hint = match key {
         "tensor" => "a value is handed in by the caller",
+        "floor" => "max_rel, norm_rel, rms_ratio and err_ratio take it",
         _ => "only the ratios to the twin's error take it",
     };
     let fault = GateFault::Misplaced {
@@ -205,7 +206,7 @@ fn floor(table: &Fields<'_>, id: &str, metric: Metric) -> Result<Option<Floor>, 
     let Some(floor) = table.table("floor")? else {
         return Ok(None);
     };
-    refuse_misplaced(table, id, "floor", !metric.needs_twin(), metric)?;
+    refuse_misplaced(table, id, "floor", !metric.takes_floor(), metric)?;
     floor.refuse_unknown(&["abs", "why"])?;
     let abs = floor.positive("abs")?;
     let abs = floor.need(

@@ -275,7 +275,7 @@ fn keys_of_ratios_are_refused_elsewhere() {
     );
     assert_eq!(
         refusal_with("floor = { abs = 1.0, why = \"x\" }"),
-        "g.toml:9: gate `a`: `floor` means nothing for max_abs; only the ratios to the twin's error take it"
+        "g.toml:9: gate `a`: `floor` means nothing for max_abs; max_rel, norm_rel, rms_ratio and err_ratio take it"
     );
     assert_eq!(
         refusal_with("metric = \"value\""),

@@ -137,6 +137,21 @@ fn norm_rel_is_the_ratio_of_norms() {
 }
 
 #[test]
+fn a_floor_opens_a_relative_metric_at_zero() {
+    let floor = RatioTerms {
+        floor: 0.5,
+        small: false,
+    };
+    let shape = [2];
+    let (got, reference) = ([0.25, -0.25], [0.0, 0.0]);
+    let zeros = pair(Storage::F32, &shape, &got, &reference);
+    assert_eq!(measure(Metric::NormRel, &zeros, floor), Ok(0.5));
+    assert_eq!(measure(Metric::MaxRel, &zeros, floor), Ok(0.5));
+    let ones = pair(Storage::F32, &shape, &[1.75, 1.0], &[1.0, 1.0]);
+    assert_eq!(measure(Metric::MaxRel, &ones, floor), Ok(0.5));
+}
+
+#[test]
 fn norms_neither_vanish_nor_overflow() {
     for scale in [1e-200, 1e200] {
         let (got, reference) = ([3.0 * scale, 4.5 * scale], [3.0 * scale, 4.0 * scale]);

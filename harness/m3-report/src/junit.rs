@@ -15,18 +15,16 @@ pub fn junit(report: &GateRun) -> Result<String, quick_junit::SerializeError> {
     let mut suites: Vec<TestSuite> = Vec::new();
     for case in &report.cases {
         let test = test_case(case);
-        match suites
+        if let Some(suite) = suites
             .iter_mut()
             .find(|suite| suite.name.as_str() == case.op())
         {
-            Some(suite) => suite.add_test_case(test),
-            None => {
-                let mut suite = TestSuite::new(case.op());
-                suite.add_test_case(test);
-                suites.push(suite);
-                continue;
-            }
-        };
+            suite.add_test_case(test);
+        } else {
+            let mut suite = TestSuite::new(case.op());
+            suite.add_test_case(test);
+            suites.push(suite);
+        }
     }
     let mut xml = Report::new("m3 gate");
     xml.add_test_suites(suites);
