@@ -375,6 +375,15 @@ fn an_id_stands_once_over_all_files() {
 }
 
 #[test]
+fn a_reason_over_several_lines_is_read_as_one() {
+    let text = "[[gate]]\nid=\"a\"\ntensor=\"o\"\nmetric=\"max_abs\"\nop=\"<=\"\nbound=1\ncases=\"*\"\n\
+         [gate.source]\nkind=\"analytic\"\nwhy=\"\"\"one\n  two\"\"\"\n";
+    let file = parse_gates("g.toml", text, TODAY).unwrap();
+    let source = &file.gates[0].limit.as_ref().unwrap().source;
+    assert_eq!(source.to_string(), "analytic, one two");
+}
+
+#[test]
 fn broken_toml_names_its_line() {
     let message = refusal("[[gate]]\nid = \"a\"\nbound = = 1\n");
     assert!(message.starts_with("g.toml:3: not TOML: "), "{message}");

@@ -2,7 +2,7 @@
 
 use crate::{GateRun, word};
 use m3_gate::record::{CaseRecord, Device, VerdictRecord};
-use m3_gate::{UlpHistogram, failure_block, value_text};
+use m3_gate::{UlpHistogram, Verdict, failure_block, value_text};
 
 const STYLE: &str = "\
 body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}\
@@ -44,7 +44,11 @@ pub fn html(report: &GateRun) -> String {
 
 fn failure(case: &CaseRecord) -> Option<String> {
     let block = failure_block(case)?;
-    let evidence = case.verdicts.iter().find_map(|v| v.evidence.as_ref());
+    let red = case
+        .verdicts
+        .iter()
+        .filter(|v| matches!(v.verdict, Verdict::Fail | Verdict::Error));
+    let evidence = red.filter_map(|v| v.evidence.as_ref()).next();
     let histogram = evidence.map_or_else(String::new, |evidence| bars(&evidence.ulp));
     Some(format!(
         "<h2 class=\"{word}\">{word} {name}</h2>\n<pre>{block}</pre>\n{histogram}",

@@ -176,19 +176,20 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string that says something.
+    /// A string that says something, on one line: reports give each a line of its own.
     pub fn string(&self, key: &'static str) -> Result<Option<String>, GateError> {
         let Some(value) = self.table.get(key) else {
             return Ok(None);
         };
-        match value.get_ref().as_str().map(str::trim) {
-            Some("") => {
-                let (got, expected) = ("empty".to_owned(), "words");
-                Err(self.fault_at(key, GateFault::OutOfRange { key, got, expected }))
-            }
-            Some(text) => Ok(Some(text.to_owned())),
-            None => Err(self.wrong_type(key, "a string", value)),
+        let Some(text) = value.get_ref().as_str() else {
+            return Err(self.wrong_type(key, "a string", value));
+        };
+        let words: Vec<&str> = text.split_whitespace().collect();
+        if words.is_empty() {
+            let (got, expected) = ("empty".to_owned(), "words");
+            return Err(self.fault_at(key, GateFault::OutOfRange { key, got, expected }));
         }
+        Ok(Some(words.join(" ")))
     }
 
     /// A pattern or an array of them.
