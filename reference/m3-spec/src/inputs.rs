@@ -68,8 +68,13 @@ pub struct Inputs {
 impl Inputs {
     /// Tensors of the case `case` under `seed`; another case name gives other values.
     pub fn new(seed: u64, case: &str) -> Self {
+        Inputs::on_stream(seed, Stream::CaseInputs, case)
+    }
+
+    /// The same draws on another stream: initial parameters are seeded tensors too.
+    pub fn on_stream(seed: u64, stream: Stream, case: &str) -> Self {
         Inputs {
-            philox: Philox::new(seed, Stream::CaseInputs),
+            philox: Philox::new(seed, stream),
             case: hash(0, case),
         }
     }
