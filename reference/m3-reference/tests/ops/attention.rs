@@ -142,3 +142,58 @@ fn tokens_past_the_last_sequence_are_empty_rows() {
             .all(|&lse| lse == f64::NEG_INFINITY)
     );
 }
+
+/// One query over two keys, every rounding written out. `operand` says whether P and dS round before their products.
+fn one_query(q: f64, k: [f64; 2], v: [f64; 2], d_o: f64, operand: bool) -> [f64; 4] {
+    let twin = Rounding::BF16;
+    let operand = |x| if operand { twin.operand(x) } else { x };
+    let s = k.map(|k| 0.7 * (q * k));
+    let largest = if s[0] > s[1] { s[0] } else { s[1] };
+    let e = s.map(|s| (s - largest).exp());
+    let sum = e[0] + e[1];
+    let o = twin.store((operand(e[0]) * v[0] + operand(e[1]) * v[1]) / sum);
+    let p = s.map(|s| (s - twin.fp32(largest + sum.ln())).exp());
+    let delta = twin.fp32(d_o * o);
+    let ds = [0, 1].map(|j| operand(p[j] * (d_o * v[j] - delta)));
+    let dq = twin.store(0.7 * ds[0] * k[0] + 0.7 * ds[1] * k[1]);
+    [
+        o,
+        dq,
+        twin.store(0.7 * ds[0] * q),
+        twin.store(operand(p[1]) * d_o),
+    ]
+}
+
+#[test]
+fn p_and_ds_are_rounded_once_before_their_products_and_the_scale_comes_after() {
+    let params = Params {
+        tokens: 2,
+        q_heads: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        scale: 0.7,
+        causal: false,
+    };
+    let mut seen = [false; 4];
+    for seed in 0..64 {
+        let x = Rounding::BF16.store_all(uniform(seed, 6));
+        let (q, k, v, d_o) = ([x[0], 0.0], [x[1], x[2]], [x[3], x[4]], [x[5], 0.0]);
+        let inputs = Inputs {
+            params,
+            q: &q,
+            k: &k,
+            v: &v,
+            cu_seqlens: &[0, 2],
+        };
+        let output = forward(&inputs, &Rounding::BF16);
+        let g = backward(&inputs, &output, &Grads { d_o: &d_o }, &Rounding::BF16);
+        let got = [output.o[0], g.dq[0], g.dk[0], g.dv[1]];
+        assert_eq!(got, one_query(q[0], k, v, d_o[0], true), "seed {seed}");
+        let unrounded = one_query(q[0], k, v, d_o[0], false);
+        (0..4).for_each(|i| seen[i] |= got[i] != unrounded[i]);
+    }
+    assert_eq!(
+        seen, [true; 4],
+        "each of o, dq, dk and dv shows the rounding somewhere"
+    );
+}

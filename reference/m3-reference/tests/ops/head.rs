@@ -131,3 +131,42 @@ fn entropy_of_equal_logits_is_the_log_of_the_vocabulary() {
         1e-14,
     );
 }
+
+#[test]
+fn dlogits_are_rounded_as_operands_and_weight_gradients_are_not() {
+    let params = log_prob::Params {
+        tokens: 1,
+        hidden: 1,
+        vocab: 3,
+        temperature: 0.8,
+    };
+    let inputs = log_prob::Inputs {
+        params,
+        x: &[1.0],
+        w: &[0.5, -0.25, 1.0],
+        targets: &[2],
+    };
+    let grads = log_prob::Grads { dlog_probs: &[0.3] };
+    let dw = |rounding| {
+        let output = log_prob::forward(&inputs, &rounding);
+        log_prob::backward(&inputs, &output, &grads, &rounding).dw
+    };
+    // With x = 1, dw is dlogits itself.
+    assert_eq!(dw(Rounding::BF16), Rounding::BF16.store_all(dw(EXACT)));
+
+    let params = embedding::Params {
+        vocab: 1,
+        hidden: 1,
+    };
+    let inputs = embedding::Inputs {
+        params,
+        weight: &[0.0],
+        ids: &[0, 0],
+    };
+    let output = embedding::forward(&inputs, &Rounding::BF16);
+    let grads = embedding::Grads {
+        dx: &[1.0, 1.0 / 512.0],
+    };
+    let g = embedding::backward(&inputs, &output, &grads, &Rounding::BF16);
+    assert_eq!(g.dweight, [1.0 + 1.0 / 512.0]);
+}

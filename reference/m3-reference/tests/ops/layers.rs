@@ -1,10 +1,11 @@
 //! Compositions: the MLP and the mixture of experts.
 
 use crate::check::{assert_close, assert_derivative, uniform};
-use m3_reference::layers::{mlp, moe};
+use m3_reference::layers::{attention, mlp, moe};
 use m3_reference::math::{axpy, dot};
 use m3_reference::ops::swigluoai;
 use m3_reference::{Precision, Rounding};
+use m3_spec::rope::RotaryTable;
 
 const EXACT: Rounding = Rounding::Exact;
 const SWIGLUOAI: swigluoai::Params = swigluoai::Params {
@@ -151,4 +152,97 @@ fn moe_is_the_weighted_sum_of_its_experts() {
         }
     }
     assert_close(&output.combine.y, &expected, 1e-14);
+}
+
+/// Operands x, q, k, v, o, the two norms, and those of the indexer.
+const ATTENTION_LENGTHS: [usize; 11] = [
+    9 * 6,
+    16 * 6,
+    8 * 6,
+    8 * 6,
+    6 * 16,
+    4,
+    4,
+    8 * 6,
+    4 * 6,
+    4,
+    4,
+];
+
+fn attention_inputs<'a>(
+    x: &'a [Vec<f64>],
+    pack: attention::Pack<'a>,
+    sparse: bool,
+) -> attention::Inputs<'a> {
+    let index = attention::IndexParams {
+        head_dim: 4,
+        block: 2,
+        topk: 2,
+        init_blocks: 0,
+        local_blocks: 1,
+    };
+    let params = attention::Params {
+        hidden: 6,
+        q_heads: 4,
+        kv_heads: 2,
+        head_dim: 4,
+        rotary_dim: 2,
+        eps: 1e-6,
+        index,
+    };
+    let indexer = attention::Indexer {
+        w_q: &x[7],
+        w_k: &x[8],
+        q_norm: &x[9],
+        k_norm: &x[10],
+    };
+    attention::Inputs {
+        params,
+        pack,
+        x: &x[0],
+        w_q: &x[1],
+        w_k: &x[2],
+        w_v: &x[3],
+        w_o: &x[4],
+        q_norm: &x[5],
+        k_norm: &x[6],
+        indexer: sparse.then_some(indexer),
+        replay: None,
+    }
+}
+
+#[test]
+fn attention_layer_gradients_are_its_derivative_and_the_indexer_has_none() {
+    let table = RotaryTable::new(1e4, 2, 7);
+    let positions = [0, 1, 0, 1, 2, 3, 4, 5, 6];
+    let (cu_seqlens, cos_sin) = (&[0, 2, 9], &table.cos_sin);
+    let pack = attention::Pack {
+        cu_seqlens,
+        positions: &positions,
+        cos_sin,
+    };
+    let lengths = ATTENTION_LENGTHS.iter().enumerate();
+    let x: Vec<_> = lengths.map(|(i, &len)| uniform(i as u64, len)).collect();
+    let dy = uniform(20, 54);
+    let run = |x: &[Vec<f64>], sparse, rounding: &Rounding| {
+        let inputs = attention_inputs(x, pack, sparse);
+        let output = attention::forward(&inputs, rounding);
+        let g = attention::backward(&inputs, &output, &attention::Grads { dy: &dy }, rounding);
+        (output, g)
+    };
+    for sparse in [false, true] {
+        let (_, g) = run(&x, sparse, &EXACT);
+        let gradients = [g.dx, g.dw_q, g.dw_k, g.dw_v, g.dw_o, g.dq_norm, g.dk_norm];
+        assert_derivative(&x[..7], &gradients, |trained| {
+            let x = [trained, &x[7..]].concat();
+            let output = attention::forward(&attention_inputs(&x, pack, sparse), &EXACT);
+            dot(&output.o.y, &dy)
+        });
+        let dx = run(&x, sparse, &Rounding::BF16).1.dx;
+        assert_eq!(
+            dx,
+            Rounding::BF16.store_all(dx.clone()),
+            "the sum of the shares is rounded"
+        );
+    }
 }

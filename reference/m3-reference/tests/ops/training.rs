@@ -263,3 +263,17 @@ fn gradients_are_clipped_by_their_norm_and_a_nan_norm_stays_nan() {
     assert_eq!(clip_coefficient(0.5, 1.0), 1.0);
     assert!(clip_coefficient(f64::NAN, 1.0).is_nan());
 }
+
+#[test]
+fn master_weights_are_fp32_and_the_stored_copy_is_rounded_from_them() {
+    let inputs = adamw::Inputs {
+        params: adamw_params(1),
+        w: &[1.0],
+        dw: &[0.5],
+        m: &[0.0],
+        v: &[0.0],
+    };
+    let output = adamw::forward(&inputs, &Rounding::BF16);
+    assert!(output.w[0] < 1.0 && output.w[0] == f64::from(output.w[0] as f32));
+    assert_eq!(output.stored, [1.0]);
+}
