@@ -5,7 +5,8 @@
 use crate::Rounding;
 use crate::layers::attention::Pack;
 use crate::layers::{attention, mlp, moe};
-use crate::ops::{embedding, log_prob, rms_norm, swigluoai};
+use crate::ops::{embedding, log_prob, rms_norm};
+use m3_spec::config::TextConfig;
 use operands::{EMBEDDING, FINAL_NORM, LM_HEAD, Model, input_norm, post_norm};
 use std::collections::BTreeMap;
 
@@ -14,45 +15,11 @@ mod operands;
 /// Tensors by released name, row-major.
 pub type Weights = BTreeMap<String, Vec<f64>>;
 
-/// Everything that a config fixes.
-#[derive(Clone, Debug)]
-pub struct Params {
-    /// V
-    pub vocab: usize,
-    /// Attention of every layer; its `hidden` and `eps` are the model's.
-    pub attention: attention::Params,
-    /// F of a dense layer.
-    pub dense_width: usize,
-    /// F of a routed expert.
-    pub expert_width: usize,
-    /// F of the shared expert.
-    pub shared_width: usize,
-    /// E
-    pub experts: usize,
-    /// Experts a token.
-    pub experts_per_token: usize,
-    /// Routed scaling factor.
-    pub scaling: f64,
-    /// Constants of the activation.
-    pub swigluoai: swigluoai::Params,
-    /// The two dispatch lists, which are independent.
-    pub layers: Vec<LayerKind>,
-}
-
-/// What a layer is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerKind {
-    /// Block-sparse rather than dense attention.
-    pub sparse: bool,
-    /// Mixture of experts rather than a dense MLP.
-    pub moe: bool,
-}
-
 /// What the model reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// Everything that a config fixes.
-    pub params: &'a Params,
+    /// Sizes, constants and the two dispatch lists.
+    pub config: &'a TextConfig,
     /// All of the text model, by released name.
     pub weights: &'a Weights,
     /// The pack.
@@ -133,7 +100,7 @@ pub fn forward(inputs: &Inputs, rounding: &Rounding) -> Output {
     let model = Model(*inputs);
     let embedding = embedding::forward(&model.embedding(), rounding);
     let mut layers: Vec<LayerOutput> = Vec::new();
-    for i in 0..inputs.params.layers.len() {
+    for i in 0..inputs.config.num_layers() {
         let (resid, y) = stream(&embedding, &layers);
         let input_norm = rms_norm::forward(&model.norm(&input_norm(i), resid, y), rounding);
         let attention = attention::forward(&model.attention(i, &input_norm.out), rounding);

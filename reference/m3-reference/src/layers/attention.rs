@@ -4,6 +4,7 @@
 use crate::math::{axpy, index};
 use crate::ops::{attention, block_select, linear, msa_attention, msa_score, qk_norm_rope};
 use crate::{Precision, Rounding};
+use m3_spec::config::IndexConfig;
 
 /// Sizes and constants.
 #[derive(Clone, Copy, Debug)]
@@ -20,23 +21,6 @@ pub struct Params {
     pub rotary_dim: usize,
     /// Of the norms of q, k and the index.
     pub eps: f64,
-    /// Of a sparse layer.
-    pub index: IndexParams,
-}
-
-/// Sizes and rules of the indexer, which has one head for each KV head.
-#[derive(Clone, Copy, Debug)]
-pub struct IndexParams {
-    /// Di
-    pub head_dim: usize,
-    /// Keys a block.
-    pub block: usize,
-    /// Blocks a query attends to.
-    pub topk: usize,
-    /// First blocks that are always chosen.
-    pub init_blocks: usize,
-    /// Last visible blocks that are always chosen.
-    pub local_blocks: usize,
 }
 
 /// Where the tokens of a pack stand.
@@ -50,9 +34,11 @@ pub struct Pack<'a> {
     pub cos_sin: &'a [f32],
 }
 
-/// Frozen weights of the indexer.
+/// Rules and frozen weights of the indexer.
 #[derive(Clone, Copy, Debug)]
 pub struct Indexer<'a> {
+    /// Sizes and rules; one head for each KV head.
+    pub config: &'a IndexConfig,
     /// `[Hi·Di, H]`
     pub w_q: &'a [f64],
     /// `[Di, H]`
@@ -243,19 +229,14 @@ pub fn backward(inputs: &Inputs, output: &Output, grads: &Grads, rounding: &Roun
 
 /// The indexer's choice of blocks.
 fn select(inputs: &Inputs, indexer: &Indexer, rounding: &Rounding) -> Vec<i32> {
-    let IndexParams {
-        head_dim,
-        block,
-        topk,
-        init_blocks,
-        local_blocks,
-    } = inputs.params.index;
+    let config = indexer.config;
+    let (index_heads, head_dim, block) = (config.num_heads, config.head_dim, config.block_size);
     let Pack {
         cu_seqlens,
         positions,
         ..
     } = inputs.pack;
-    let (tokens, index_heads) = (positions.len(), inputs.params.kv_heads);
+    let tokens = positions.len();
     let max_blocks = positions
         .iter()
         .map(|&p| index(p) / block + 1)
@@ -291,9 +272,9 @@ fn select(inputs: &Inputs, indexer: &Indexer, rounding: &Rounding) -> Vec<i32> {
         index_heads,
         block,
         max_blocks,
-        topk,
-        init_blocks,
-        local_blocks,
+        topk: config.topk_blocks,
+        init_blocks: config.init_blocks,
+        local_blocks: config.local_blocks,
     };
     block_select::forward(&block_select::Inputs {
         params,
@@ -390,11 +371,14 @@ fn sparse<'a>(
         q_heads,
         kv_heads,
         head_dim,
-        index,
         ..
     } = inputs.params;
     let (tokens, scale) = (inputs.pack.positions.len(), scale(head_dim));
-    let IndexParams { block, topk, .. } = index;
+    let config = inputs
+        .indexer
+        .expect("a sparse layer has an indexer")
+        .config;
+    let (block, topk) = (config.block_size, config.topk_blocks);
     let params = msa_attention::Params {
         tokens,
         q_heads,

@@ -1,11 +1,12 @@
 //! Operands of the model's ops: released tensors found by name, fused where an op takes them fused, and their gradients
 //! taken apart again.
 
-use super::{Inputs, LayerOutput, Mlp, Params, Weights};
+use super::{Inputs, LayerOutput, Mlp, Weights};
 use crate::layers::attention::Indexer;
 use crate::layers::{attention, mlp, moe};
-use crate::ops::{embedding, log_prob, rms_norm};
+use crate::ops::{embedding, log_prob, rms_norm, swigluoai};
 use crate::{Precision, Rounding};
+use m3_spec::config::{AttentionKind, MlpKind};
 
 pub(super) const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 pub(super) const FINAL_NORM: &str = "language_model.model.norm.weight";
@@ -35,12 +36,10 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn embedding(&self) -> embedding::Inputs<'a> {
-        let Params {
-            vocab, attention, ..
-        } = self.0.params;
+        let config = self.0.config;
         let params = embedding::Params {
-            vocab: *vocab,
-            hidden: attention.hidden,
+            vocab: config.vocab_size,
+            hidden: config.hidden_size,
         };
         embedding::Inputs {
             params,
@@ -55,7 +54,7 @@ impl<'a> Model<'a> {
         resid: &'a [f64],
         y: Option<&'a [f64]>,
     ) -> rms_norm::Inputs<'a> {
-        let attention::Params { hidden, eps, .. } = self.0.params.attention;
+        let (hidden, eps) = (self.0.config.hidden_size, self.0.config.rms_norm_eps);
         let params = rms_norm::Params {
             rows: self.0.ids.len(),
             hidden,
@@ -74,10 +73,10 @@ impl<'a> Model<'a> {
             ids,
             targets,
             temperature,
-            params,
+            config,
             ..
         } = self.0;
-        let (tokens, hidden, vocab) = (ids.len(), params.attention.hidden, params.vocab);
+        let (tokens, hidden, vocab) = (ids.len(), config.hidden_size, config.vocab_size);
         let params = log_prob::Params {
             tokens,
             hidden,
@@ -94,8 +93,17 @@ impl<'a> Model<'a> {
 
     pub(super) fn attention(&self, i: usize, x: &'a [f64]) -> attention::Inputs<'a> {
         let part = |name: &str| self.weight(&in_layer(i, &format!("self_attn.{name}.weight")));
+        let config = self.0.config;
+        let sparse = config.attention[i] == AttentionKind::Sparse;
         attention::Inputs {
-            params: self.0.params.attention,
+            params: attention::Params {
+                hidden: config.hidden_size,
+                q_heads: config.num_q_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                rotary_dim: config.rotary_dim,
+                eps: config.rms_norm_eps,
+            },
             pack: self.0.pack,
             x,
             w_q: part("q_proj"),
@@ -104,7 +112,11 @@ impl<'a> Model<'a> {
             w_o: part("o_proj"),
             q_norm: part("q_norm"),
             k_norm: part("k_norm"),
-            indexer: self.0.params.layers[i].sparse.then(|| Indexer {
+            indexer: sparse.then(|| Indexer {
+                config: config
+                    .index
+                    .as_ref()
+                    .expect("sparse layers have an index config"),
                 w_q: part("index_q_proj"),
                 w_k: part("index_k_proj"),
                 q_norm: part("index_q_norm"),
@@ -139,17 +151,14 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn mlp(&self, i: usize) -> LayerMlp<'a> {
-        let Params {
-            attention,
-            swigluoai,
-            ..
-        } = self.0.params;
-        let rows = self.0.ids.len();
+        let config = self.0.config;
+        let (rows, hidden) = (self.0.ids.len(), config.hidden_size);
+        let (alpha, limit) = (config.swiglu_alpha, config.swiglu_limit);
+        let swigluoai = swigluoai::Params { alpha, limit };
         let part = |name: &str| self.weight(&in_layer(i, name));
         let join = |a: &str, b: &str| [part(a), part(b)].concat();
-        if !self.0.params.layers[i].moe {
-            let width = self.0.params.dense_width;
-            let (hidden, swigluoai, dx) = (attention.hidden, *swigluoai, Precision::Storage);
+        if config.mlp[i] == MlpKind::Dense {
+            let (width, dx) = (config.dense_intermediate_size, Precision::Storage);
             return LayerMlp::Dense {
                 layer: i,
                 params: mlp::Params {
@@ -163,20 +172,21 @@ impl<'a> Model<'a> {
                 w_down: part("mlp.down_proj.weight"),
             };
         }
-        let experts = 0..self.0.params.experts;
+        let moe = config.moe.as_ref().expect("MoE layers have a moe config");
+        let experts = 0..moe.num_experts;
         let expert = |e: usize, w: &str| format!("block_sparse_moe.experts.{e}.{w}.weight");
         let shared = |w: &str| format!("block_sparse_moe.shared_experts.{w}.weight");
         LayerMlp::Moe(Box::new(MoeWeights {
             layer: i,
             params: moe::Params {
                 tokens: rows,
-                hidden: attention.hidden,
-                experts: self.0.params.experts,
-                topk: self.0.params.experts_per_token,
-                width: self.0.params.expert_width,
-                shared_width: self.0.params.shared_width,
-                scaling: self.0.params.scaling,
-                swigluoai: *swigluoai,
+                hidden,
+                experts: moe.num_experts,
+                topk: moe.experts_per_token,
+                width: moe.intermediate_size,
+                shared_width: moe.shared_intermediate_size,
+                scaling: moe.routed_scaling,
+                swigluoai,
             },
             w_router: part("block_sparse_moe.gate.weight"),
             bias: part("block_sparse_moe.e_score_correction_bias"),

@@ -4,13 +4,12 @@
 
 use crate::check::assert_close;
 use m3_reference::Rounding;
-use m3_reference::layers::attention::{self, IndexParams, Pack};
+use m3_reference::layers::attention::Pack;
 use m3_reference::math::{dot, sequences};
-use m3_reference::model::{self, LayerKind, Mlp, Params, Replay, Weights};
-use m3_reference::ops::swigluoai;
+use m3_reference::model::{self, Mlp, Replay, Weights};
+use m3_spec::config::{Config, TextConfig};
 use m3_spec::rope::RotaryTable;
 use safetensors::{Dtype, SafeTensors};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -72,98 +71,6 @@ fn tensors(path: &str) -> (Weights, BTreeMap<String, Vec<i32>>) {
     (floats, ids)
 }
 
-struct Config(Value);
-
-impl Config {
-    fn read(checkpoint: &str) -> Self {
-        let config = read(&format!("checkpoints/{checkpoint}/config.json"));
-        let mut config: Value = serde_json::from_slice(&config).unwrap();
-        Self(config["text_config"].take())
-    }
-
-    /// A number under the name of either schema, at the top, in the sparse section or in that of the rotation.
-    fn number(&self, names: &[&str]) -> f64 {
-        let sections = [
-            &self.0,
-            &self.0["sparse_attention_config"],
-            &self.0["rope_parameters"],
-        ];
-        let found = names
-            .iter()
-            .flat_map(|name| sections.map(|section| section[name].as_f64()));
-        found
-            .flatten()
-            .next()
-            .unwrap_or_else(|| panic!("config has none of {names:?}"))
-    }
-
-    fn size(&self, names: &[&str]) -> usize {
-        self.number(names) as usize
-    }
-
-    /// Whether each layer is of the special kind, from a list of kinds or of 0 and 1.
-    fn layers(&self, kinds: &str, special: &str, released: &Value) -> Vec<bool> {
-        let list = if self.0[kinds].is_null() {
-            released
-        } else {
-            &self.0[kinds]
-        };
-        let list = list
-            .as_array()
-            .unwrap_or_else(|| panic!("config has no {kinds}"));
-        list.iter()
-            .map(|kind| kind == special || kind == 1)
-            .collect()
-    }
-
-    fn params(&self) -> Params {
-        let released = &self.0["sparse_attention_config"];
-        let moe = self.layers("mlp_layer_types", "sparse", &self.0["moe_layer_freq"]);
-        let sparse = match released["use_sparse_attention"].as_bool() {
-            Some(false) => vec![false; moe.len()],
-            _ => {
-                let released = &released["sparse_attention_freq"];
-                self.layers("layer_types", "minimax_m3_sparse", released)
-            }
-        };
-        let has_index = sparse.contains(&true);
-        let index = |names: &[&str]| if has_index { self.size(names) } else { 0 };
-        Params {
-            vocab: self.size(&["vocab_size"]),
-            attention: attention::Params {
-                hidden: self.size(&["hidden_size"]),
-                q_heads: self.size(&["num_attention_heads"]),
-                kv_heads: self.size(&["num_key_value_heads"]),
-                head_dim: self.size(&["head_dim"]),
-                rotary_dim: self.size(&["rotary_dim"]),
-                eps: self.number(&["rms_norm_eps"]),
-                index: IndexParams {
-                    head_dim: index(&["index_head_dim", "sparse_index_dim"]),
-                    block: index(&["index_block_size", "sparse_block_size"]),
-                    topk: index(&["index_topk_blocks", "sparse_topk_blocks"]),
-                    init_blocks: 0,
-                    local_blocks: index(&["index_local_blocks", "sparse_local_block"]),
-                },
-            },
-            dense_width: self.size(&["dense_intermediate_size"]),
-            expert_width: self.size(&["intermediate_size"]),
-            shared_width: self.size(&["shared_intermediate_size"]),
-            experts: self.size(&["num_local_experts"]),
-            experts_per_token: self.size(&["num_experts_per_tok"]),
-            scaling: self.number(&["routed_scaling_factor"]),
-            swigluoai: swigluoai::Params {
-                alpha: self.number(&["swiglu_alpha"]),
-                limit: self.number(&["swiglu_limit"]),
-            },
-            layers: sparse
-                .into_iter()
-                .zip(moe)
-                .map(|(sparse, moe)| LayerKind { sparse, moe })
-                .collect(),
-        }
-    }
-}
-
 /// The next token of the own sequence; the last one is not scored.
 fn next_tokens(ids: &[i32], cu_seqlens: &[i32]) -> Vec<i32> {
     let mut targets = vec![-1; ids.len()];
@@ -177,7 +84,7 @@ fn next_tokens(ids: &[i32], cu_seqlens: &[i32]) -> Vec<i32> {
 /// A checkpoint, its tokens, and what transformers made of them.
 struct Golden {
     name: &'static str,
-    params: Params,
+    config: TextConfig,
     weights: Weights,
     floats: Weights,
     choices: BTreeMap<String, Vec<i32>>,
@@ -188,8 +95,8 @@ struct Golden {
 
 impl Golden {
     fn read(name: &'static str) -> Self {
-        let config = Config::read(name);
-        let params = config.params();
+        let json = String::from_utf8(read(&format!("checkpoints/{name}/config.json"))).unwrap();
+        let config = Config::from_json(&json).unwrap().text;
         let (weights, _) = tensors(&format!("checkpoints/{name}/model.safetensors"));
         let (floats, choices) = tensors(&format!("transformers/{name}.safetensors"));
         let (ids, cu_seqlens) = (&choices["input_ids"], &choices["cu_seqlens"]);
@@ -197,11 +104,10 @@ impl Golden {
             .flat_map(|s| 0..s.len() as i32)
             .collect();
         let targets = next_tokens(ids, cu_seqlens);
-        let theta = config.number(&["rope_theta"]);
-        let table = RotaryTable::new(theta, params.attention.rotary_dim, ids.len());
+        let table = RotaryTable::new(config.rope_theta, config.rotary_dim, ids.len());
         Self {
             name,
-            params,
+            config,
             weights,
             floats,
             choices,
@@ -213,7 +119,7 @@ impl Golden {
 
     fn inputs<'a>(&'a self, replay: &'a Replay) -> model::Inputs<'a> {
         model::Inputs {
-            params: &self.params,
+            config: &self.config,
             weights: &self.weights,
             pack: Pack {
                 cu_seqlens: &self.choices["cu_seqlens"],
@@ -245,7 +151,7 @@ impl Golden {
     fn replay(&self) -> Replay {
         let of =
             |i: usize, what: &str| Some((i, self.choices.get(&format!("{what}.{i}"))?.clone()));
-        let layers = 0..self.params.layers.len();
+        let layers = 0..self.config.num_layers();
         Replay {
             blocks: layers.clone().filter_map(|i| of(i, "blocks")).collect(),
             experts: layers.filter_map(|i| of(i, "experts")).collect(),

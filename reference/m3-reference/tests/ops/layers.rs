@@ -5,6 +5,7 @@ use m3_reference::layers::{attention, mlp, moe};
 use m3_reference::math::{axpy, dot};
 use m3_reference::ops::swigluoai;
 use m3_reference::{Precision, Rounding};
+use m3_spec::config::IndexConfig;
 use m3_spec::rope::RotaryTable;
 
 const EXACT: Rounding = Rounding::Exact;
@@ -154,6 +155,15 @@ fn moe_is_the_weighted_sum_of_its_experts() {
     assert_close(&output.combine.y, &expected, 1e-14);
 }
 
+const INDEX: IndexConfig = IndexConfig {
+    num_heads: 2,
+    head_dim: 4,
+    block_size: 2,
+    topk_blocks: 2,
+    init_blocks: 0,
+    local_blocks: 1,
+};
+
 /// Operands x, q, k, v, o, the two norms, and those of the indexer.
 const ATTENTION_LENGTHS: [usize; 11] = [
     9 * 6,
@@ -174,13 +184,6 @@ fn attention_inputs<'a>(
     pack: attention::Pack<'a>,
     sparse: bool,
 ) -> attention::Inputs<'a> {
-    let index = attention::IndexParams {
-        head_dim: 4,
-        block: 2,
-        topk: 2,
-        init_blocks: 0,
-        local_blocks: 1,
-    };
     let params = attention::Params {
         hidden: 6,
         q_heads: 4,
@@ -188,9 +191,9 @@ fn attention_inputs<'a>(
         head_dim: 4,
         rotary_dim: 2,
         eps: 1e-6,
-        index,
     };
     let indexer = attention::Indexer {
+        config: &INDEX,
         w_q: &x[7],
         w_k: &x[8],
         q_norm: &x[9],
