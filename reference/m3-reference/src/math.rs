@@ -11,14 +11,13 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 pub fn dot_in_lanes(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len(), "dot of unequal lengths");
     let mut lanes = [0.0; 8];
-    let (a_rows, b_rows) = (a.chunks_exact(8), b.chunks_exact(8));
-    let tail = dot(a_rows.remainder(), b_rows.remainder());
-    for (a, b) in a_rows.zip(b_rows) {
+    let ((a, a_tail), (b, b_tail)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
         for i in 0..8 {
             lanes[i] += a[i] * b[i];
         }
     }
-    lanes.iter().sum::<f64>() + tail
+    lanes.iter().sum::<f64>() + dot(a_tail, b_tail)
 }
 
 /// y += a·x.

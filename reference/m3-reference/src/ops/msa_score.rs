@@ -58,11 +58,12 @@ pub fn forward(inputs: &Inputs, rounding: &Rounding) -> Output {
     assert_eq!(inputs.ik.len(), tokens * head_dim, "ik is [tokens, 1, dim]");
     let mut scores = vec![f64::NEG_INFINITY; index_heads * tokens * max_blocks];
     for sequence in sequences(inputs.cu_seqlens) {
-        for head in 0..index_heads {
-            for query in sequence.clone() {
-                let iq = row(inputs.iq, query * index_heads + head, head_dim);
-                for key in sequence.start..query + 1 {
-                    let s = rounding.fp32(dot_in_lanes(iq, row(inputs.ik, key, head_dim)));
+        for query in sequence.clone() {
+            for key in sequence.start..query + 1 {
+                let ik = row(inputs.ik, key, head_dim);
+                for head in 0..index_heads {
+                    let iq = row(inputs.iq, query * index_heads + head, head_dim);
+                    let s = dot_in_lanes(iq, ik);
                     let b = (key - sequence.start) / block;
                     let best = &mut scores[(head * tokens + query) * max_blocks + b];
                     if s > *best || s.is_nan() {
@@ -72,5 +73,8 @@ pub fn forward(inputs: &Inputs, rounding: &Rounding) -> Output {
             }
         }
     }
-    Output { scores }
+    // The largest rounded product is the rounded largest product.
+    Output {
+        scores: rounding.fp32_all(scores),
+    }
 }
