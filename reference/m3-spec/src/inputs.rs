@@ -25,8 +25,8 @@ pub enum Distribution {
         /// Upper end, reached only by rounding to the storage dtype.
         hi: f64,
     },
-    /// For wide ranges: even draws are [`Distribution::Uniform`], odd ones have a uniform *exponent* between that of the
-    /// largest end and 2^-24, a full random significand and an allowed sign, so that fractions and values below one
+    /// For wide ranges: half of the draws are [`Distribution::Uniform`], the others have a uniform *exponent* between 2^-24
+    /// and that of the larger end, a full random significand and an allowed sign, so that fractions and values below one
     /// appear however wide the range is. A draw outside [lo, hi) falls back to the uniform one.
     Wide {
         /// Lower end.

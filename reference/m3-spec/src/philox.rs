@@ -179,6 +179,15 @@ mod tests {
         }
     }
 
+    /// Vector for other implementations: seed 42, prompt 5, sample 3, position 17, the last four ids of M3.
+    #[test]
+    fn sampler_vector_holds() {
+        let philox = Philox::new(42, Stream::Sampler);
+        let words =
+            [200_060, 200_061, 200_062, 200_063].map(|id| philox.sampler_word(5, 3, 17, id));
+        assert_eq!(words, [0x6f2d_a2ad, 0x5d72_2edc, 0xc279_4c11, 0x1b43_a1ab]);
+    }
+
     #[test]
     fn unit_open_never_reaches_its_ends() {
         assert!(unit_open(0) > 0.0 && unit_open(u32::MAX) < 1.0);
