@@ -183,14 +183,14 @@ pub enum Error {
     },
     /// The disk is full.
     #[error(
-        "{}: disk full, {needed_bytes} bytes are needed for the whole checkpoint; free some space or choose another directory (nothing was left there)",
+        "{}: disk full, the checkpoint has {data_bytes} bytes of tensors; free some space or choose another directory (nothing was left there)",
         path.display()
     )]
     DiskFull {
         /// The file whose write failed.
         path: PathBuf,
-        /// Bytes of all files together.
-        needed_bytes: u64,
+        /// Bytes of all tensors together.
+        data_bytes: u64,
     },
     /// Any other failure to write.
     #[error("{}: cannot be written: {source}", path.display())]

@@ -17,6 +17,7 @@ const LOCK_FILE: &str = "lock";
 /// The staging directory of one writer; dropped, it takes everything unfinished with it.
 pub struct Staging {
     dir: PathBuf,
+    data_bytes: u64,
     made_dir: bool,
     moved: Vec<PathBuf>,
     finished: bool,
@@ -24,35 +25,25 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Takes `dir`, which need not exist, for one writer.
+    /// Takes `dir`, which need not exist, for one writer of `data_bytes` bytes of tensors.
     ///
     /// # Errors
     /// [`Error::Exists`] when it holds a checkpoint, [`Error::Busy`] when another writer has it, and write errors.
-    pub fn new(dir: &Path) -> Result<Self> {
-        if let Some(path) = checkpoint_file(dir, dir.join(STAGING_DIR).is_dir()) {
-            return Err(Error::Exists { path });
-        }
+    pub fn new(dir: &Path, data_bytes: u64) -> Result<Self> {
+        let has_leftovers = dir.join(STAGING_DIR).is_dir();
+        refuse_existing(dir, has_leftovers)?;
         let made_dir = !dir.exists();
-        let staging = dir.join(STAGING_DIR);
-        fs::create_dir_all(&staging).map_err(|e| write_error(dir, e))?;
-        let lock_path = staging.join(LOCK_FILE);
-        let lock = File::create(&lock_path).map_err(|e| write_error(&lock_path, e))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(Error::Busy {
-                    dir: dir.to_owned(),
-                });
-            }
-            Err(TryLockError::Error(e)) => return Err(write_error(&lock_path, e)),
-        }
+        let lock = lock(dir, data_bytes).inspect_err(|_| remove_if_empty(dir, made_dir))?;
         let staging = Staging {
+            _lock: lock,
             dir: dir.to_owned(),
+            data_bytes,
             made_dir,
             moved: Vec::new(),
             finished: false,
-            _lock: lock,
         };
+        // Another writer may have finished before the lock was ours.
+        refuse_existing(dir, has_leftovers)?;
         staging.remove_leftovers()?;
         Ok(staging)
     }
@@ -80,27 +71,32 @@ impl Staging {
 
     fn rename(&mut self, name: &str) -> Result<()> {
         let target = self.final_path(name);
-        fs::rename(self.path(name), &target).map_err(|e| write_error(&target, e))?;
+        fs::rename(self.path(name), &target).map_err(|e| self.write_error(&target, e))?;
         self.moved.push(target);
         Ok(())
+    }
+
+    /// The error of a failed write to `path`.
+    pub fn write_error(&self, path: &Path, source: io::Error) -> Error {
+        write_error(path, source, self.data_bytes)
     }
 
     /// Makes the renames durable.
     fn sync(&self) -> Result<()> {
         let synced = File::open(&self.dir).and_then(|dir| dir.sync_all());
-        synced.map_err(|e| write_error(&self.dir, e))
+        synced.map_err(|e| self.write_error(&self.dir, e))
     }
 
     /// Removes what a killed writer left. No checkpoint file was here when that one began, so all are its own.
     fn remove_leftovers(&self) -> Result<()> {
         let staging = self.dir.join(STAGING_DIR);
-        for path in files_in(&staging)? {
+        for path in files_in(&staging).map_err(|e| self.write_error(&staging, e))? {
             if path.file_name().is_some_and(|name| name != LOCK_FILE) {
-                fs::remove_file(&path).map_err(|e| write_error(&path, e))?;
+                fs::remove_file(&path).map_err(|e| self.write_error(&path, e))?;
             }
         }
-        while let Some(path) = checkpoint_file(&self.dir, false) {
-            fs::remove_file(&path).map_err(|e| write_error(&path, e))?;
+        while let Some(path) = weights_file(&self.dir) {
+            fs::remove_file(&path).map_err(|e| self.write_error(&path, e))?;
         }
         Ok(())
     }
@@ -115,21 +111,46 @@ impl Drop for Staging {
             }
         }
         let _ = fs::remove_dir_all(self.dir.join(STAGING_DIR));
-        if self.made_dir && !self.finished {
-            let _ = fs::remove_dir(&self.dir);
-        }
+        remove_if_empty(&self.dir, self.made_dir);
     }
 }
 
-/// A file in `dir` that belongs to a checkpoint; after a killed writer only a finished one counts.
-fn checkpoint_file(dir: &Path, leftovers: bool) -> Option<PathBuf> {
+/// Removes what is empty of the staging directory and, if this writer made it, the destination.
+fn remove_if_empty(dir: &Path, made_dir: bool) {
+    let _ = fs::remove_dir(dir.join(STAGING_DIR));
+    if made_dir {
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+fn lock(dir: &Path, data_bytes: u64) -> Result<File> {
+    let staging = dir.join(STAGING_DIR);
+    fs::create_dir_all(&staging).map_err(|e| write_error(dir, e, data_bytes))?;
+    let path = staging.join(LOCK_FILE);
+    let lock = File::create(&path).map_err(|e| write_error(&path, e, data_bytes))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(Error::Busy {
+            dir: dir.to_owned(),
+        }),
+        Err(TryLockError::Error(e)) => Err(write_error(&path, e, data_bytes)),
+    }
+}
+
+/// Refuses a directory with a checkpoint in it; weights that a killed writer left do not count.
+fn refuse_existing(dir: &Path, has_leftovers: bool) -> Result<()> {
     let config = dir.join(CONFIG_FILE);
     if config.exists() {
-        return Some(config);
+        return Err(Error::Exists { path: config });
     }
-    if leftovers {
-        return None;
+    match weights_file(dir) {
+        Some(path) if !has_leftovers => Err(Error::Exists { path }),
+        _ => Ok(()),
     }
+}
+
+/// A file in `dir` that belongs to a checkpoint's weights.
+fn weights_file(dir: &Path) -> Option<PathBuf> {
     let files = files_in(dir).ok()?;
     files.into_iter().find(|path| {
         let name = path.file_name().and_then(|name| name.to_str());
@@ -158,17 +179,18 @@ pub fn shard_name(number: usize, of: usize) -> String {
     format!("model-{:05}-of-{of:05}.safetensors", number + 1)
 }
 
-fn files_in(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir).and_then(|entries| {
-        let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-        paths.collect::<io::Result<Vec<_>>>()
-    });
-    entries.map_err(|e| write_error(dir, e))
+fn files_in(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(dir)?;
+    entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect()
 }
 
-pub fn write_error(path: &Path, source: io::Error) -> Error {
-    Error::Write {
-        path: path.to_owned(),
-        source,
+fn write_error(path: &Path, source: io::Error, data_bytes: u64) -> Error {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    let path = path.to_owned();
+    match source.kind() {
+        StorageFull | QuotaExceeded => Error::DiskFull { path, data_bytes },
+        _ => Error::Write { path, source },
     }
 }

@@ -4,7 +4,7 @@ use crate::error::{Error, PlanProblem, Result};
 use crate::files::{CONFIG_FILE, INDEX_FILE};
 use crate::header::{PREFIX_BYTES, bytes_of};
 use crate::names;
-use crate::staging::{Staging, shard_name, write_error};
+use crate::staging::{Staging, shard_name};
 use half::bf16;
 use m3_spec::config::TextConfig;
 use m3_spec::dtype::DType;
@@ -12,7 +12,6 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -82,7 +81,7 @@ impl Writer {
     ) -> Result<Self> {
         let (layout, data_bytes) = lay_out(tensors, shard_bytes_max)?;
         let mut writer = Writer {
-            staging: Staging::new(dir.as_ref())?,
+            staging: Staging::new(dir.as_ref(), data_bytes)?,
             config_json: config_json.to_owned(),
             shards: Vec::new(),
             slots: BTreeMap::new(),
@@ -113,7 +112,7 @@ impl Writer {
         let path = self.staging.final_path(&name);
         let file = File::create_new(self.staging.path(&name))
             .and_then(|file| file.write_all_at(&header, 0).map(|()| file))
-            .map_err(|e| self.write_error(&path, e))?;
+            .map_err(|e| self.staging.write_error(&path, e))?;
         self.shards.push(ShardFile { name, path, file });
         Ok(())
     }
@@ -175,7 +174,7 @@ impl Writer {
         }
         for shard in &self.shards {
             let synced = shard.file.sync_all();
-            synced.map_err(|e| self.write_error(&shard.path, e))?;
+            synced.map_err(|e| self.staging.write_error(&shard.path, e))?;
         }
         let mut names: Vec<&str> = self.shards.iter().map(|s| s.name.as_str()).collect();
         if self.shards.len() > 1 {
@@ -203,7 +202,7 @@ impl Writer {
         let written = File::create_new(self.staging.path(name))
             .and_then(|file| file.write_all_at(text.as_bytes(), 0).map(|()| file))
             .and_then(|file| file.sync_all());
-        written.map_err(|e| self.write_error(&self.staging.final_path(name), e))
+        written.map_err(|e| self.staging.write_error(&self.staging.final_path(name), e))
     }
 
     fn unwritten(&self, name: &str) -> Result<&Slot> {
@@ -223,18 +222,7 @@ impl Writer {
     fn write_at(&self, shard: usize, bytes: &[u8], offset: u64) -> Result<()> {
         let shard = &self.shards[shard];
         let written = shard.file.write_all_at(bytes, offset);
-        written.map_err(|e| self.write_error(&shard.path, e))
-    }
-
-    fn write_error(&self, path: &Path, source: io::Error) -> Error {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
-        match source.kind() {
-            StorageFull | QuotaExceeded => Error::DiskFull {
-                path: path.to_owned(),
-                needed_bytes: self.data_bytes,
-            },
-            _ => write_error(path, source),
-        }
+        written.map_err(|e| self.staging.write_error(&shard.path, e))
     }
 }
 
