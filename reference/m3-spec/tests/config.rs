@@ -489,3 +489,52 @@ fn more_experts_per_token_than_experts_are_refused() {
     let message = refusal(&with(released(), "/num_experts_per_tok", json!(9)));
     assert!(message.contains('9') && message.contains('8'), "{message}");
 }
+
+#[test]
+fn absurd_sizes_are_refused_with_their_bound() {
+    for (pointer, size, expected) in [
+        (
+            "/hidden_size",
+            1u64 << 40,
+            "hidden_size 1099511627776 exceeds 2147483647",
+        ),
+        (
+            "/head_dim",
+            1 << 63,
+            "head_dim 9223372036854775808 exceeds 2147483647",
+        ),
+        (
+            "/num_local_experts",
+            4097,
+            "num_local_experts 4097 exceeds 4096",
+        ),
+        (
+            "/intermediate_size",
+            1 << 40,
+            "intermediate_size 1099511627776 exceeds 2147483647",
+        ),
+        (
+            "/sparse_attention_config/sparse_local_block",
+            u64::MAX,
+            "local blocks 18446744073709551615 exceeds 2147483647",
+        ),
+    ] {
+        let mut config = released();
+        // The rotated dims are a share of head_dim, and would disagree first.
+        config
+            .as_object_mut()
+            .unwrap()
+            .remove("partial_rotary_factor");
+        assert_eq!(refusal(&with(config, pointer, json!(size))), expected);
+    }
+    let mut config = Config::minimax_m3().to_released_json();
+    config["vision_config"]["spatial_merge_size"] = json!(1025);
+    config["vision_config"]
+        .as_object_mut()
+        .unwrap()
+        .remove("img_token_compression_config");
+    assert_eq!(
+        refusal(&config),
+        "vision_config.spatial_merge_size 1025 exceeds 1024"
+    );
+}

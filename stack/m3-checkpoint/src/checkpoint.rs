@@ -2,12 +2,14 @@
 
 use crate::error::{Error, Result};
 use crate::files::{CONFIG_FILE, RawTensor, TensorFiles};
-use crate::names::{self, Role};
+use crate::names;
 use crate::staging::STAGING_DIR;
 use half::bf16;
 use m3_spec::config::{Config, TextConfig};
 use m3_spec::dtype::DType;
+use m3_spec::tensors::{TensorSpec, tensors};
 use safetensors::Dtype;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// A checkpoint whose config, files and text tensors have all been checked; the tensors' bytes are mapped, never copied.
@@ -15,7 +17,7 @@ pub struct Checkpoint {
     config: Config,
     config_json: String,
     files: TensorFiles,
-    text: Vec<(Role, String)>,
+    text: Vec<TensorSpec>,
 }
 
 /// One tensor of the text model, in the file's own dtype and bytes.
@@ -41,9 +43,8 @@ impl Checkpoint {
         let dir = dir.as_ref();
         let (config, config_json) = read_config(dir)?;
         let files = TensorFiles::open(dir)?;
-        check_names(&files, &config.text)?;
-        let roles = names::roles(&config.text);
-        let text = roles.map(|role| (role, role.name())).collect();
+        let text = tensors(&config.text);
+        check_names(&files, &config.text, &text)?;
         let checkpoint = Checkpoint {
             config,
             config_json,
@@ -55,16 +56,15 @@ impl Checkpoint {
     }
 
     fn check_tensors(&self) -> Result<()> {
-        for (role, name) in &self.text {
-            let Some(tensor) = self.files.get(name) else {
+        for expected in &self.text {
+            let Some(tensor) = self.files.get(&expected.name) else {
                 continue;
             };
-            let expected = role.shape(&self.config.text);
-            if tensor.shape != expected {
+            if tensor.shape != expected.shape {
                 return Err(Error::WrongShape {
                     file: file_name(&tensor),
-                    tensor: name.clone(),
-                    expected,
+                    tensor: expected.name.clone(),
+                    expected: expected.shape.clone(),
                     got: tensor.shape.to_vec(),
                 });
             }
@@ -88,14 +88,14 @@ impl Checkpoint {
         &self.files
     }
 
-    /// Released names of the text tensors, in the order in which the forward pass needs them.
+    /// Released names of the text tensors, in the order of the model.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.text.iter().map(|(_, name)| name.as_str())
+        self.text.iter().map(|tensor| tensor.name.as_str())
     }
 
-    /// Roles of the text tensors with their released names, in the same order.
-    pub fn roles(&self) -> impl Iterator<Item = (Role, &str)> {
-        self.text.iter().map(|(role, name)| (*role, name.as_str()))
+    /// The text tensors as the config calls for them, in the order of the model: role, layer, shape, whether trained.
+    pub fn specs(&self) -> &[TensorSpec] {
+        &self.text
     }
 
     /// The text tensor with the released name `name`.
@@ -172,27 +172,25 @@ impl TensorView<'_> {
     }
 }
 
-/// Counts before it lists, so that a config with an absurd number of experts costs nothing.
-fn check_names(files: &TensorFiles, config: &TextConfig) -> Result<()> {
-    let mut found = 0;
-    for tensor in files.iter() {
-        if names::is_expected(tensor.name, config) {
-            found += 1;
-        } else if !names::is_passed_over(tensor.name) {
-            return Err(Error::UnexpectedTensor {
-                file: file_name(&tensor),
-                tensor: tensor.name.to_owned(),
-                hint: names::hint(tensor.name, config),
-            });
-        }
+fn check_names(files: &TensorFiles, config: &TextConfig, text: &[TensorSpec]) -> Result<()> {
+    let expected: HashSet<&str> = text.iter().map(|tensor| tensor.name.as_str()).collect();
+    let is_known = |name| expected.contains(name) || names::is_passed_over(name);
+    if let Some(tensor) = files.iter().find(|tensor| !is_known(tensor.name)) {
+        return Err(Error::UnexpectedTensor {
+            file: file_name(&tensor),
+            tensor: tensor.name.to_owned(),
+            hint: names::hint(tensor.name, config, text),
+        });
     }
-    let mut names = names::roles(config).map(|role| role.name());
-    match names.find(|name| files.get(name).is_none()) {
+    let mut missing = text
+        .iter()
+        .filter(|tensor| files.get(&tensor.name).is_none());
+    match missing.next() {
         None => Ok(()),
         Some(tensor) => Err(Error::MissingTensor {
             dir: files.dir().to_owned(),
-            tensor,
-            more: names::count(config) - found - 1,
+            tensor: tensor.name.clone(),
+            more: missing.count(),
         }),
     }
 }

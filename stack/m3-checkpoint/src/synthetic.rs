@@ -1,13 +1,13 @@
 //! Random checkpoints of any config: fixtures of tests, and the start of training from nothing.
 
 use crate::error::Result;
-use crate::names::{self, Class, Role};
-use crate::writer::{TensorPlan, Writer, plan};
+use crate::writer::{Writer, plan};
 use m3_spec::config::Config;
 use m3_spec::dtype::DType;
 use m3_spec::inputs::{Distribution, Inputs};
 use m3_spec::philox::Stream;
 use m3_spec::round::to_dtype;
+use m3_spec::tensors::{Role, TensorSpec, tensors};
 use std::path::Path;
 
 /// How a random checkpoint is drawn and stored.
@@ -43,11 +43,17 @@ impl Synthetic {
         }
     }
 
-    fn std_of(&self, class: Class) -> f64 {
-        match class {
-            Class::Matrix | Class::RouterMatrix => self.std,
-            Class::Norm => self.norm_std,
-            Class::RouterBias => self.router_bias_std,
+    fn std_of(&self, role: Role) -> f64 {
+        match role {
+            Role::RouterBias => self.router_bias_std,
+            Role::InputNorm
+            | Role::PostAttentionNorm
+            | Role::FinalNorm
+            | Role::QNorm
+            | Role::KNorm
+            | Role::IndexQNorm
+            | Role::IndexKNorm => self.norm_std,
+            _ => self.std,
         }
     }
 }
@@ -58,36 +64,34 @@ impl Synthetic {
 /// As [`Writer::create`] and [`Writer::finish`].
 pub fn synthetic(dir: impl AsRef<Path>, config: &Config, options: &Synthetic) -> Result<()> {
     let config_json = Config::text_only(config.text.clone()).to_released_json();
-    let tensors = plan(&config.text, options.storage);
     let config_json = format!("{config_json:#}\n");
-    let mut writer = Writer::create(dir, &config_json, &tensors, options.shard_bytes_max)?;
+    let mut writer = Writer::create(
+        dir,
+        &config_json,
+        &plan(&config.text, options.storage),
+        options.shard_bytes_max,
+    )?;
     let inputs = Inputs::on_stream(options.seed, Stream::Init, "");
-    for (role, tensor) in names::roles(&config.text).zip(&tensors) {
-        writer.write_f32(&tensor.name, values(&inputs, role, tensor, options))?;
+    for tensor in &tensors(&config.text) {
+        writer.write_f32(&tensor.name, values(&inputs, tensor, options))?;
     }
     writer.finish()
 }
 
 fn values<'a>(
     inputs: &'a Inputs,
-    role: Role,
-    tensor: &'a TensorPlan,
+    tensor: &'a TensorSpec,
     options: &Synthetic,
 ) -> impl Iterator<Item = f32> + 'a {
-    let class = role.kind.class();
     let distribution = Distribution::Normal {
-        std: options.std_of(class),
+        std: options.std_of(tensor.role),
     };
-    let storage = if options.bf16_values {
-        DType::BF16
-    } else {
-        options.storage
+    let dtype = match tensor.dtype {
+        DType::F32 => DType::F32,
+        _ if options.bf16_values => DType::BF16,
+        _ => options.storage,
     };
-    let dtype = match class {
-        Class::Matrix | Class::Norm => storage,
-        Class::RouterMatrix | Class::RouterBias => DType::F32,
-    };
-    let elements: usize = tensor.shape.iter().product();
+    let elements = tensor.elements();
     (0..elements as u64).map(move |index| {
         // + 0.0 turns the -0 of a standard deviation of 0 into 0. Rounded from f64 once; the conversion to f32 is exact.
         to_dtype(

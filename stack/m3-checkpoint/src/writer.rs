@@ -3,11 +3,11 @@
 use crate::error::{Error, PlanProblem, Result};
 use crate::files::{CONFIG_FILE, INDEX_FILE};
 use crate::header::{PREFIX_BYTES, bytes_of};
-use crate::names;
 use crate::staging::{Staging, shard_name};
 use half::bf16;
 use m3_spec::config::TextConfig;
 use m3_spec::dtype::DType;
+use m3_spec::tensors::{TensorSpec, tensors};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -26,20 +26,18 @@ pub struct TensorPlan {
     pub shape: Vec<usize>,
 }
 
-/// The tensors of the text model of `config`, matrices and norms in `storage`, router weight and bias in F32.
+/// The tensors of the text model of `config`, in the order of the model: what a release keeps in F32 in F32, all others in
+/// `storage`.
 pub fn plan(config: &TextConfig, storage: DType) -> Vec<TensorPlan> {
-    let tensors = names::roles(config).map(|role| {
-        let name = role.name();
-        TensorPlan {
-            dtype: match names::released_dtype(&name, storage) {
-                DType::F32 => Dtype::F32,
-                _ => Dtype::BF16,
-            },
-            shape: role.shape(config),
-            name,
-        }
-    });
-    tensors.collect()
+    let plan = |tensor: TensorSpec| TensorPlan {
+        name: tensor.name,
+        dtype: match (tensor.dtype, storage) {
+            (DType::F32, _) | (_, DType::F32) => Dtype::F32,
+            _ => Dtype::BF16,
+        },
+        shape: tensor.shape,
+    };
+    tensors(config).into_iter().map(plan).collect()
 }
 
 /// A checkpoint in the making. Dropped before [`Writer::finish`], it leaves nothing behind.

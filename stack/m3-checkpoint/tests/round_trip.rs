@@ -4,9 +4,10 @@ mod common;
 
 use common::*;
 use half::bf16;
-use m3_checkpoint::{Checkpoint, FileDtype, Synthetic, TensorPlan, Writer, names, plan, synthetic};
+use m3_checkpoint::{Checkpoint, FileDtype, Synthetic, TensorPlan, Writer, plan, synthetic};
 use m3_spec::config::Config;
 use m3_spec::dtype::DType;
+use m3_spec::tensors::tensors;
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
@@ -246,15 +247,13 @@ fn what_is_not_of_the_text_model_is_passed_over_with_its_size() {
 }
 
 #[test]
-fn tensors_come_in_the_order_of_the_forward_pass() {
+fn tensors_come_in_the_order_of_the_model() {
     let dir = checkpoint();
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let names: Vec<_> = checkpoint.names().collect();
     assert_eq!(names[0], EMBEDDING);
     assert_eq!(names[names.len() - 1], "language_model.lm_head.weight");
-    let config = config();
-    let roles: Vec<_> = checkpoint.roles().map(|(role, _)| role).collect();
-    assert_eq!(roles, names::roles(&config.text).collect::<Vec<_>>());
+    assert_eq!(checkpoint.specs(), tensors(&config().text));
 }
 
 #[test]

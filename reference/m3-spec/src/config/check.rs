@@ -11,19 +11,42 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), ConfigErr
     }
 }
 
+/// Largest width, number of heads or number of rows: ids are i32, and the product of two sizes must fit a `usize`.
+const SIZE_MAX: usize = i32::MAX as usize;
+/// Most routed experts, eight times those of the largest published models: the tensor list names each one.
+const EXPERTS_MAX: usize = 4096;
+/// Most patches per side of a merged group, whose square times a width must fit a `usize`, and most layers of the vision
+/// tower, whose tensors are listed by name.
+const VISION_COUNT_MAX: usize = 1024;
+
+fn at_most(bound: usize, sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
+    match sizes.iter().find(|(_, size)| *size > bound) {
+        None => Ok(()),
+        Some((name, size)) => Err(ConfigError::constraint(format!(
+            "{name} {size} exceeds {bound}"
+        ))),
+    }
+}
+
 /// Checks a text decoder.
 pub(super) fn text(t: &TextConfig) -> Result<(), ConfigError> {
     let layers = t.num_layers();
     ensure(layers > 0, || "num_hidden_layers is 0".into())?;
-    for (name, size) in [
+    let sizes = [
         ("vocab_size", t.vocab_size),
         ("hidden_size", t.hidden_size),
         ("num_attention_heads", t.num_q_heads),
         ("num_key_value_heads", t.num_kv_heads),
         ("head_dim", t.head_dim),
-    ] {
+    ];
+    for (name, size) in sizes {
         ensure(size > 0, || format!("{name} is 0"))?;
     }
+    at_most(SIZE_MAX, &sizes)?;
+    at_most(
+        SIZE_MAX,
+        &[("dense_intermediate_size", t.dense_intermediate_size)],
+    )?;
     ensure(t.num_q_heads.is_multiple_of(t.num_kv_heads), || {
         format!(
             "num_attention_heads {} is not divisible by num_key_value_heads {}",
@@ -73,6 +96,16 @@ fn index(index: Option<&IndexConfig>, t: &TextConfig) -> Result<(), ConfigError>
             "a layer is sparse but there is no indexer configuration",
         ));
     };
+    at_most(
+        SIZE_MAX,
+        &[
+            ("index head dim", i.head_dim),
+            ("block size", i.block_size),
+            ("top-k blocks", i.topk_blocks),
+            ("init blocks", i.init_blocks),
+            ("local blocks", i.local_blocks),
+        ],
+    )?;
     ensure(i.num_heads == t.num_kv_heads, || {
         format!(
             "index heads {} must equal num_key_value_heads {}: index head h selects for kv head h",
@@ -105,6 +138,14 @@ fn moe(moe: Option<&MoeConfig>) -> Result<(), ConfigError> {
             "a layer is a mixture of experts but there are no experts",
         ));
     };
+    at_most(EXPERTS_MAX, &[("num_local_experts", m.num_experts)])?;
+    at_most(
+        SIZE_MAX,
+        &[
+            ("intermediate_size", m.intermediate_size),
+            ("shared_intermediate_size", m.shared_intermediate_size),
+        ],
+    )?;
     ensure(
         m.experts_per_token > 0 && m.experts_per_token <= m.num_experts,
         || {
@@ -130,6 +171,21 @@ fn moe(moe: Option<&MoeConfig>) -> Result<(), ConfigError> {
 
 /// Checks a vision tower.
 pub(super) fn vision(v: &VisionConfig) -> Result<(), ConfigError> {
+    at_most(
+        SIZE_MAX,
+        &[
+            ("vision_config.hidden_size", v.hidden_size),
+            ("vision_config.intermediate_size", v.intermediate_size),
+            ("vision_config.patch_size", v.patch_size),
+        ],
+    )?;
+    at_most(
+        VISION_COUNT_MAX,
+        &[
+            ("vision_config.spatial_merge_size", v.spatial_merge_size),
+            ("vision_config.num_hidden_layers", v.num_layers),
+        ],
+    )?;
     ensure(
         v.num_heads > 0 && v.hidden_size.is_multiple_of(v.num_heads),
         || {
