@@ -1,9 +1,14 @@
 //! Both pipelines: from a case to a verdict ([`gate_pipeline`]), and from a recipe to a trained model.
 
 pub mod cases;
+mod error;
+mod files;
 pub mod gate_pipeline;
 pub mod gates;
 pub mod lab;
+pub mod logprobs;
+
+pub use error::{Error, Result};
 
 use m3_gate::Date;
 
