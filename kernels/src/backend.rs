@@ -53,6 +53,12 @@ macro_rules! for_each_operation {
             msa_attention: MsaAttention in msa_attention,
             /// Gradient of block-sparse attention.
             msa_attention_backward: MsaAttentionBackward in msa_attention,
+            /// Rows written into the pages of a cache.
+            page_write: PageWrite in paged,
+            /// Attention of rows over their cached sequence.
+            paged_attention: PagedAttention in paged,
+            /// Block maxima of rows against their cached index keys.
+            paged_score: PagedScore in paged,
             /// Clamped SwiGLU with the +1 offset.
             swigluoai: Swigluoai in swigluoai,
             /// Gradient of the activation.
@@ -81,6 +87,8 @@ macro_rules! for_each_operation {
             log_prob: LogProb in log_prob,
             /// Gradient of the log-probabilities.
             log_prob_backward: LogProbBackward in log_prob,
+            /// One sampled token per row.
+            sample: Sample in sample,
             /// Clipped policy-gradient loss and its gradient.
             grpo_loss: GrpoLoss in grpo_loss,
             /// Squares of all elements, summed in a fixed order.

@@ -313,20 +313,7 @@ fn qkv<'a, B: Backend>(
     check.argument(!cu_seqlens.shape().contains(&0), || {
         "cu_seqlens must not be empty".into()
     })?;
-    check.argument(
-        head_dim % 8 == 0 && (8..=HEAD_DIM_MAX).contains(&head_dim),
-        || format!("head_dim {head_dim} must be a multiple of 8 up to {HEAD_DIM_MAX}"),
-    )?;
-    let divides = kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= GROUP_MAX;
-    check.argument(divides && q_heads > 0, || {
-        format!(
-            "{q_heads} query heads over {kv_heads} kv heads must give groups of 1 to {GROUP_MAX}"
-        )
-    })?;
-    let tiles = [config.key_tile, config.query_tile, config.head_splits];
-    check.argument(!tiles.contains(&0), || {
-        format!("tiles must not be zero: {config:?}")
-    })?;
+    heads(check, q_heads, kv_heads, head_dim, config)?;
     let sequences = cu_seqlens.shape()[0] - 1;
     Ok(AttentionDims {
         tokens,
@@ -402,4 +389,28 @@ fn gradients<'a, B: Backend>(
         check.rows(name, tensor)?;
     }
     Ok(())
+}
+
+/// Head counts and sizes that the tiles are laid out for.
+pub(super) fn heads<B: Backend>(
+    check: &Check<'_, B>,
+    q_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    config: AttentionConfig,
+) -> Result<()> {
+    check.argument(
+        head_dim % 8 == 0 && (8..=HEAD_DIM_MAX).contains(&head_dim),
+        || format!("head_dim {head_dim} must be a multiple of 8 up to {HEAD_DIM_MAX}"),
+    )?;
+    let divides = kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= GROUP_MAX;
+    check.argument(divides && q_heads > 0, || {
+        format!(
+            "{q_heads} query heads over {kv_heads} kv heads must give groups of 1 to {GROUP_MAX}"
+        )
+    })?;
+    let tiles = [config.key_tile, config.query_tile, config.head_splits];
+    check.argument(!tiles.contains(&0), || {
+        format!("tiles must not be zero: {config:?}")
+    })
 }

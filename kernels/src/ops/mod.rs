@@ -11,6 +11,8 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod paged;
+mod sample;
 mod selection;
 
 pub use attention::*;
@@ -20,4 +22,6 @@ pub use linear::*;
 pub use loss::*;
 pub use norm::*;
 pub use optimizer::*;
+pub use paged::*;
+pub use sample::*;
 pub use selection::*;

@@ -83,8 +83,8 @@ impl<B: Backend> MsaScore<'_, B> {
 pub struct BlockSelect<'a, B: Backend> {
     /// F32 `[Hi, T, max_blocks]`, of [`MsaScore`].
     pub scores: &'a Tensor<B>,
-    /// I32 `[B + 1]`.
-    pub cu_seqlens: &'a Tensor<B>,
+    /// I32 `[T]`, position of every query in its own sequence; a negative one selects nothing.
+    pub positions: &'a Tensor<B>,
     /// Written; I32 `[Hi, T, topk]`.
     pub block_ids: &'a Tensor<B>,
     /// Tokens per block.
@@ -101,8 +101,6 @@ pub struct BlockSelectDims {
     pub tokens: usize,
     /// Index heads.
     pub index_heads: usize,
-    /// Capacity for sequences.
-    pub sequences: usize,
     /// Capacity for blocks of one sequence.
     pub max_blocks: usize,
     /// Slots per query and index head.
@@ -119,7 +117,7 @@ impl<B: Backend> BlockSelect<'_, B> {
         check.input("scores", self.scores, F32, &[None, None, None])?;
         let shape = self.scores.shape();
         let (index_heads, tokens, max_blocks) = (shape[0], shape[1], shape[2]);
-        check.input("cu_seqlens", self.cu_seqlens, I32, &[None])?;
+        check.input("positions", self.positions, I32, &[Some(tokens)])?;
         check.output(
             "block_ids",
             self.block_ids,
@@ -127,20 +125,18 @@ impl<B: Backend> BlockSelect<'_, B> {
             &[Some(index_heads), Some(tokens), None],
         )?;
         check.rows("scores", self.scores)?;
-        check.contiguous("cu_seqlens", self.cu_seqlens)?;
+        check.contiguous("positions", self.positions)?;
         check.contiguous("block_ids", self.block_ids)?;
-        positive(&check, self.block, self.cu_seqlens)?;
+        check.argument(self.block > 0, || "block must not be zero".into())?;
         let topk = self.block_ids.shape()[2];
         let (init, local) = (self.init_blocks, self.local_blocks);
         check.argument(init + local <= topk, || {
             format!("{init} init and {local} local blocks do not fit into topk {topk}")
         })?;
         check.disjoint()?;
-        let sequences = self.cu_seqlens.shape()[0] - 1;
         Ok(BlockSelectDims {
             tokens,
             index_heads,
-            sequences,
             max_blocks,
             topk,
         })

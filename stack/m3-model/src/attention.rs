@@ -388,7 +388,7 @@ impl<B: Backend> Attention<B> {
         ctx.backend.msa_score(ctx.stream, &score)?;
         let select = ops::BlockSelect {
             scores: &scores,
-            cu_seqlens,
+            positions: &ctx.pack.positions,
             block_ids: &block_ids,
             block: config.block_size,
             init_blocks: config.init_blocks,

@@ -4,7 +4,7 @@ use m3_reference::ops::{block_select, msa_score, tile_map};
 use m3_spec::dtype::DType;
 
 use super::List;
-use crate::lab::{Lab, cu_seqlens};
+use crate::lab::{Lab, cu_seqlens, positions};
 
 /// Index heads, blocks and documents of a case.
 #[derive(Clone, Copy)]
@@ -150,12 +150,13 @@ fn select<B: Backend>(lab: &mut Lab<'_, B>, shape: Shape, ties: bool) -> Result<
         scores = lab.given(chosen, DType::F32, extents)?;
     }
     let ends = cu_seqlens(shape.lengths);
-    let device_ends = lab.ints(&ends, [ends.len()])?;
+    let rows = positions(shape.lengths);
+    let device_positions = lab.ints(&rows, [rows.len()])?;
     lab.packed(&ends, shape.block);
     let block_ids = lab.output(DType::I32, [shape.heads, shape.tokens(), shape.topk])?;
     let args = ops::BlockSelect {
         scores: &scores.device,
-        cu_seqlens: &device_ends,
+        positions: &device_positions,
         block_ids: &block_ids,
         block: shape.block,
         init_blocks: shape.init_blocks,
