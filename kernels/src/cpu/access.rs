@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 
 use half::bf16;
 
-use super::CpuBackend;
+use super::{CpuBackend, math};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::tensor::{Element, Shape, Tensor};
@@ -14,7 +14,7 @@ use crate::tensor::{Element, Shape, Tensor};
 type CpuTensor = Tensor<CpuBackend>;
 
 /// An element type in which activations and weights are stored.
-pub(super) trait Storage: Element {
+pub trait Storage: Element {
     /// Exact.
     fn to_f32(self) -> f32;
     /// One rounding to nearest even.
@@ -35,11 +35,11 @@ impl Storage for f32 {
 impl Storage for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
+        math::from_bf16(self)
     }
     #[inline(always)]
     fn from_f32(value: f32) -> bf16 {
-        bf16::from_f32(value)
+        math::to_bf16(value)
     }
 }
 

@@ -10,6 +10,7 @@ mod block_select;
 mod buffer;
 mod elementwise;
 mod embedding;
+pub mod gemm;
 mod grouped_gemm;
 mod grpo_loss;
 mod linear;
