@@ -7,6 +7,7 @@ pub mod gate_pipeline;
 pub mod gates;
 pub mod lab;
 pub mod logprobs;
+pub mod rooms;
 
 pub use error::{Error, Result};
 

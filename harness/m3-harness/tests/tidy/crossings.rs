@@ -1,0 +1,151 @@
+//! Who crosses from the device to the host. A crossing inside a step would stall the device and keep the step out of a
+//! CUDA graph.
+
+use crate::repository::{Text, none, texts};
+
+/// Files of stack and harness that may upload, download or wait, with the reason.
+const CALLERS: &[(&str, &str)] = &[
+    (
+        "harness/m3-harness/src/cases/experts.rs",
+        "reads a plan back, to judge it",
+    ),
+    (
+        "harness/m3-harness/src/lab.rs",
+        "inputs of a case up, results down",
+    ),
+    (
+        "harness/m3-harness/src/logprobs/dump.rs",
+        "what a run is asked to show, after it",
+    ),
+    (
+        "harness/m3-harness/src/logprobs/mod.rs",
+        "temperature before a run, log-probs after it",
+    ),
+    (
+        "harness/m3-harness/src/logprobs/replay.rs",
+        "forced ids, before a run",
+    ),
+    (
+        "harness/m3-harness/src/logprobs/report.rs",
+        "gradient norms, after a run",
+    ),
+    (
+        "stack/m3-model/src/context.rs",
+        "a pack's ids and boundaries, before its step",
+    ),
+    (
+        "stack/m3-model/src/model.rs",
+        "parameters, once, when a checkpoint is loaded",
+    ),
+    (
+        "stack/m3-trainer/src/optimizer.rs",
+        "learning rate and step number, before the first bucket",
+    ),
+    (
+        "stack/m3-trainer/src/trainer.rs",
+        "a batch before its step, loss and norms after it",
+    ),
+];
+
+/// Known to be in the wrong place: these two uploads belong to the caller of the optimizer.
+const MISPLACED: &[&str] = &["stack/m3-trainer/src/optimizer.rs"];
+
+/// Words in the name of a file that holds a layer or an optimizer step. None of them is ever a caller.
+const INSIDE_A_STEP: &[&str] = &[
+    "attention",
+    "layer",
+    "linear",
+    "mlp",
+    "moe",
+    "norm",
+    "optimizer",
+    "adamw",
+    "schedule",
+];
+
+/// Calls that cross; the helpers of a tensor take the backend as their first argument.
+fn crosses(line: &str) -> bool {
+    let call = |name: &str| {
+        line.match_indices(name).any(|(at, _)| {
+            let rest = &line[at + name.len()..];
+            let arguments = match rest
+                .strip_prefix("::<")
+                .and_then(|rest| rest.split_once('>'))
+            {
+                Some((_, arguments)) => arguments,
+                None => rest,
+            };
+            arguments.starts_with('(') && !arguments.starts_with("()")
+        })
+    };
+    [
+        ".upload",
+        ".download",
+        ".sync",
+        ".to_vec",
+        "Tensor::from_slice",
+    ]
+    .iter()
+    .any(|name| call(name))
+}
+
+/// The text without its unit tests, which stand last.
+fn without_tests(file: &Text) -> &str {
+    file.text.split("#[cfg(test)]").next().unwrap_or_default()
+}
+
+#[test]
+fn only_listed_files_cross_to_the_host() {
+    let mut complaints = Vec::new();
+    let files = texts(&[".rs"]);
+    let judged = |file: &&Text| {
+        (file.lies_in("stack") || file.lies_in("harness")) && file.path.contains("/src/")
+    };
+    for file in files.iter().filter(judged) {
+        let listed = CALLERS.iter().any(|(path, _)| *path == file.path);
+        let found = without_tests(file).lines().position(crosses);
+        match found {
+            Some(line) if !listed => {
+                complaints.push(format!("{}:{}: crosses to the host", file.path, line + 1));
+            }
+            None if listed => complaints.push(format!("{} no longer needs its entry", file.path)),
+            _ => {}
+        }
+    }
+    none(&complaints);
+}
+
+#[test]
+fn no_layer_and_no_optimizer_is_listed_but_the_known_one() {
+    let stands_inside = |path: &&str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        path.starts_with("stack/") && INSIDE_A_STEP.iter().any(|word| name.contains(word))
+    };
+    let inside: Vec<&str> = CALLERS
+        .iter()
+        .map(|(path, _)| *path)
+        .filter(stands_inside)
+        .collect();
+    assert_eq!(inside, MISPLACED);
+}
+
+#[test]
+fn every_spelling_of_a_crossing_is_seen() {
+    for line in [
+        "backend.upload(stream, &slice.value, bytes)?;",
+        "    .to_vec::<f32>(&backend, &stream)",
+        "let n = loss.to_vec(&backend, &stream)?;",
+        "backend.sync(&stream)?;",
+        "Tensor::from_slice(backend, stream, values, shape)",
+    ] {
+        assert!(crosses(line), "{line}");
+    }
+    for line in [
+        "names.to_vec()",
+        "file.sync()?",
+        "fn upload(&self)",
+        "self.upload_bytes(1)",
+    ] {
+        assert!(!crosses(line), "{line}");
+    }
+}

@@ -1,0 +1,7 @@
+//! The rules of the repository that no compiler checks. Each is a test, so that a rule and its enforcement cannot drift
+//! apart; a message says what to do.
+
+mod crossings;
+mod repository;
+mod rooms;
+mod source;
