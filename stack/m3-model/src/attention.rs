@@ -6,7 +6,7 @@ use m3_kernels::{Backend, Result, Tensor};
 use m3_spec::config::{AttentionKind, IndexConfig, TextConfig};
 use m3_spec::dtype::DType;
 
-use crate::context::Context;
+use crate::context::{Context, Placed};
 use crate::linear;
 use crate::parameters::{Parameter, Sharding, Slice};
 
@@ -203,39 +203,16 @@ impl<B: Backend> Attention<B> {
             Some(indexer) => Some(self.select(ctx, &fused, indexer)?),
             None => None,
         };
-        let (scale, config) = (sizes.scale, ctx.constants.tiles);
-        let cu_seqlens = &ctx.pack.cu_seqlens;
-        let (query, key) = (&q.out, &k.out);
-        match selection(&self.indexer, &block_ids) {
-            None => ctx.backend.attention(
-                ctx.stream,
-                &ops::Attention {
-                    q: query,
-                    k: key,
-                    v: &v,
-                    cu_seqlens,
-                    o: &o,
-                    lse: &lse,
-                    scale,
-                    causal: true,
-                    config,
-                },
-            )?,
-            Some((indexer, block_ids)) => ctx.backend.msa_attention(
-                ctx.stream,
-                &ops::MsaAttention {
-                    q: query,
-                    k: key,
-                    v: &v,
-                    cu_seqlens,
-                    block_ids,
-                    o: &o,
-                    lse: &lse,
-                    block: indexer.block_size,
-                    scale,
-                    config,
-                },
-            )?,
+        let attend = Attend {
+            q: &q.out,
+            k: &k.out,
+            v: &v,
+            o: &o,
+            lse: &lse,
+        };
+        match ctx.placed {
+            None => self.attend_packed(ctx, &attend, &block_ids)?,
+            Some(placed) => self.attend_cached(ctx, placed, &attend, &block_ids)?,
         }
         linear::forward(ctx, &o.reshape([tokens, sizes.q()]), &self.o.value, y)?;
         Ok(Saved {
@@ -246,6 +223,78 @@ impl<B: Backend> Attention<B> {
             lse,
             block_ids,
         })
+    }
+
+    fn attend_packed(
+        &self,
+        ctx: &Context<'_, B>,
+        attend: &Attend<'_, B>,
+        block_ids: &Option<Tensor<B>>,
+    ) -> Result<()> {
+        let &Attend { q, k, v, o, lse } = attend;
+        let (scale, config) = (self.sizes.scale, ctx.constants.tiles);
+        let cu_seqlens = &ctx.pack.cu_seqlens;
+        let Some((indexer, block_ids)) = selection(&self.indexer, block_ids) else {
+            let args = ops::Attention {
+                q,
+                k,
+                v,
+                cu_seqlens,
+                o,
+                lse,
+                scale,
+                causal: true,
+                config,
+            };
+            return ctx.backend.attention(ctx.stream, &args);
+        };
+        let block = indexer.block_size;
+        let args = ops::MsaAttention {
+            q,
+            k,
+            v,
+            cu_seqlens,
+            block_ids,
+            o,
+            lse,
+            block,
+            scale,
+            config,
+        };
+        ctx.backend.msa_attention(ctx.stream, &args)
+    }
+
+    /// Puts keys and values into the cache, then attends to all of the sequence that is there.
+    fn attend_cached(
+        &self,
+        ctx: &Context<'_, B>,
+        placed: Placed<'_, B>,
+        attend: &Attend<'_, B>,
+        block_ids: &Option<Tensor<B>>,
+    ) -> Result<()> {
+        let &Attend { q, k, v, o, lse } = attend;
+        let pages = &placed.cache.layers[self.layer];
+        page_write(ctx, placed, k, &pages.k)?;
+        page_write(ctx, placed, v, &pages.v)?;
+        let block = self
+            .indexer
+            .as_ref()
+            .map_or(1, |indexer| indexer.config.block_size);
+        let args = ops::PagedAttention {
+            q,
+            k_pages: &pages.k,
+            v_pages: &pages.v,
+            page_table: &placed.cache.page_table,
+            slots: placed.slots,
+            positions: &ctx.pack.positions,
+            block_ids: block_ids.as_ref(),
+            o,
+            lse,
+            block,
+            scale: self.sizes.scale,
+            config: ctx.constants.tiles,
+        };
+        ctx.backend.paged_attention(ctx.stream, &args)
     }
 
     /// dx `[T, H]` from dy `[T, H]`.
@@ -377,15 +426,7 @@ impl<B: Backend> Attention<B> {
         let index_k = norm_rope(ctx, &index_k, &indexer.k_norm, sizes.eps)?.out;
         let max_blocks = ctx.pack.longest.div_ceil(config.block_size);
         let scores = ctx.alloc(DType::F32, [config.num_heads, tokens, max_blocks])?;
-        let cu_seqlens = &ctx.pack.cu_seqlens;
-        let score = ops::MsaScore {
-            index_q: &index_q,
-            index_k: &index_k,
-            cu_seqlens,
-            scores: &scores,
-            block: config.block_size,
-        };
-        ctx.backend.msa_score(ctx.stream, &score)?;
+        self.score(ctx, &index_q, &index_k, &scores, config.block_size)?;
         let select = ops::BlockSelect {
             scores: &scores,
             positions: &ctx.pack.positions,
@@ -399,6 +440,65 @@ impl<B: Backend> Attention<B> {
         ctx.arena.reset(start);
         Ok(block_ids)
     }
+
+    /// Scores of every visible block, against the pack or the cache.
+    fn score(
+        &self,
+        ctx: &Context<'_, B>,
+        index_q: &Tensor<B>,
+        index_k: &Tensor<B>,
+        scores: &Tensor<B>,
+        block: usize,
+    ) -> Result<()> {
+        let pages = |placed: Placed<'_, B>| placed.cache.layers[self.layer].index_k.clone();
+        if let (Some(placed), Some(index_k_pages)) = (ctx.placed, ctx.placed.and_then(pages)) {
+            page_write(ctx, placed, index_k, &index_k_pages)?;
+            let args = ops::PagedScore {
+                index_q,
+                index_k_pages: &index_k_pages,
+                page_table: &placed.cache.page_table,
+                slots: placed.slots,
+                positions: &ctx.pack.positions,
+                scores,
+                block,
+            };
+            return ctx.backend.paged_score(ctx.stream, &args);
+        }
+        let cu_seqlens = &ctx.pack.cu_seqlens;
+        let args = ops::MsaScore {
+            index_q,
+            index_k,
+            cu_seqlens,
+            scores,
+            block,
+        };
+        ctx.backend.msa_score(ctx.stream, &args)
+    }
+}
+
+/// Operands of an attention operation.
+struct Attend<'a, B: Backend> {
+    q: &'a Tensor<B>,
+    k: &'a Tensor<B>,
+    v: &'a Tensor<B>,
+    o: &'a Tensor<B>,
+    lse: &'a Tensor<B>,
+}
+
+fn page_write<B: Backend>(
+    ctx: &Context<'_, B>,
+    placed: Placed<'_, B>,
+    rows: &Tensor<B>,
+    pages: &Tensor<B>,
+) -> Result<()> {
+    let args = ops::PageWrite {
+        rows,
+        page_table: &placed.cache.page_table,
+        slots: placed.slots,
+        positions: &ctx.pack.positions,
+        pages,
+    };
+    ctx.backend.page_write(ctx.stream, &args)
 }
 
 /// The indexer's configuration and the selected blocks of a sparse layer.

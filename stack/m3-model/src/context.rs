@@ -79,11 +79,66 @@ impl<B: Backend> Pack<B> {
         })
     }
 
+    /// Rows that continue cached sequences: token ids, positions and next tokens (−1 for none).
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn rows(
+        backend: &B,
+        stream: &B::Stream,
+        [ids, positions, targets]: [&[i32]; 3],
+    ) -> std::result::Result<Self, Error> {
+        let upload = |values: &[i32]| Tensor::from_slice(backend, stream, values, [values.len()]);
+        let longest = positions.iter().max().map_or(0, |&last| last as usize + 1);
+        Ok(Pack {
+            ids: upload(ids)?,
+            cu_seqlens: upload(&[0, ids.len() as i32])?,
+            positions: upload(positions)?,
+            targets: upload(targets)?,
+            longest,
+            replay: Replay::default(),
+        })
+    }
+
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.ids.elements()
     }
 }
+
+/// Keys and values of growing sequences, in pages.
+pub struct Cache<B: Backend> {
+    /// Pages of every sequence, I32 `[S, max_pages]`.
+    pub page_table: Tensor<B>,
+    /// Pages of every layer.
+    pub layers: Vec<LayerPages<B>>,
+}
+
+/// Pages of one layer.
+pub struct LayerPages<B: Backend> {
+    /// Keys after norm and rotation, `[P, page, Hkv, D]`.
+    pub k: Tensor<B>,
+    /// Values, `[P, page, Hkv, D]`.
+    pub v: Tensor<B>,
+    /// Index keys after norm and rotation, `[P, page, 1, Di]`, in sparse layers.
+    pub index_k: Option<Tensor<B>>,
+}
+
+/// Where the rows of a pass stand in a cache: row r continues the sequence `slots[r]` at the pack's `positions[r]`.
+pub struct Placed<'a, B: Backend> {
+    /// The cache, which takes in the rows' keys and values.
+    pub cache: &'a Cache<B>,
+    /// I32 `[R]`.
+    pub slots: &'a Tensor<B>,
+}
+
+impl<B: Backend> Clone for Placed<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for Placed<'_, B> {}
 
 struct HostPack {
     ids: Vec<i32>,
@@ -192,6 +247,8 @@ pub struct Context<'a, B: Backend> {
     pub pack: &'a Pack<B>,
     /// Tables and tiles.
     pub constants: &'a Constants<B>,
+    /// Where keys and values of earlier tokens are; absent when the pack holds its sequences whole.
+    pub placed: Option<Placed<'a, B>>,
     /// Storage dtype of activations.
     pub dtype: DType,
 }

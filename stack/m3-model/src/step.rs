@@ -7,7 +7,7 @@ use m3_kernels::tensor::Mark;
 use m3_kernels::{Arena, Backend, Tensor, ops};
 use m3_spec::dtype::DType;
 
-use crate::context::{Constants, Context, Pack};
+use crate::context::{Constants, Context, Pack, Placed};
 use crate::error::{Error, Result};
 use crate::layer::{Output, Saved};
 use crate::model::Model;
@@ -58,6 +58,8 @@ pub struct Step<'a, B: Backend, C> {
     pub stages: &'a [Range<usize>],
     /// F32 `[1]`.
     pub temperature: &'a Tensor<B>,
+    /// Where the rows stand in a cache, when they continue cached sequences; forward alone.
+    pub placed: Option<Placed<'a, B>>,
 }
 
 /// A micro-batch between its first and its last action.
@@ -108,6 +110,7 @@ impl<B: Backend, C: Communicator<B>> Step<'_, B, C> {
                 arena: &mut *arena,
                 pack: &packs[action.micro_batch],
                 constants: self.constants,
+                placed: self.placed,
                 dtype: self.model.dtype,
             };
             match action.work {
@@ -150,6 +153,9 @@ impl<B: Backend, C: Communicator<B>> Step<'_, B, C> {
         let trains = schedule.iter().any(|action| action.work == Work::Backward);
         if trains && self.model.embedding.grad.is_none() {
             return refused("the model was built without gradients".into());
+        }
+        if trains && self.placed.is_some() {
+            return refused("gradients do not run through a cache".into());
         }
         Ok(())
     }

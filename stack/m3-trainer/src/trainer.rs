@@ -203,6 +203,7 @@ impl<B: Backend, C: Communicator<B>, S: StateStore<B>> Trainer<B, C, S> {
             constants: &self.constants,
             stages: &self.stages,
             temperature: &self.temperature,
+            placed: None,
         };
         Ok(step.run(&mut self.arena, packs, actions, hooks)?)
     }

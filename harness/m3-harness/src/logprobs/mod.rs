@@ -74,6 +74,7 @@ pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Report> {
         constants: &constants,
         stages: &stages,
         temperature: &temperature,
+        placed: None,
     };
     let mut watch = Watch {
         step: &step,
