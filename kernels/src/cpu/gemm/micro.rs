@@ -17,7 +17,7 @@ pub(super) struct Tile {
     pub depth: usize,
     /// Packed rows of A, [`ROW_STRIDE`] apart.
     pub a: *const f32,
-    /// Packed panels of B, `depth` rows of [`PANEL_COLS`] each.
+    /// Packed panels of B, `depth` rows of [`PANEL_COLS`] each, from a cache line on.
     pub b: *const f32,
     /// First element of the result; its columns are dense.
     pub c: *mut f32,
@@ -151,8 +151,8 @@ mod x86 {
         for _ in 0..part.depth {
             let mut columns = [_mm512_setzero_ps(); REGISTERS];
             for (index, columns) in columns.iter_mut().enumerate() {
-                // SAFETY: a row of a packed panel.
-                *columns = unsafe { _mm512_loadu_ps(b.wrapping_add(index * LANES)) };
+                // SAFETY: a row of a packed panel, whose halves start cache lines.
+                *columns = unsafe { _mm512_load_ps(b.wrapping_add(index * LANES)) };
             }
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: a term of a packed row.
@@ -189,8 +189,8 @@ mod x86 {
         let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
         let (mut a, mut b) = (part.a, part.b);
         for _ in 0..part.depth {
-            // SAFETY: a row of a packed panel.
-            let columns = unsafe { [_mm256_loadu_ps(b), _mm256_loadu_ps(b.wrapping_add(WIDTH))] };
+            // SAFETY: half a row of a packed panel, which starts a cache line.
+            let columns = unsafe { [_mm256_load_ps(b), _mm256_load_ps(b.wrapping_add(WIDTH))] };
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: a term of a packed row.
                 let a = unsafe { _mm_load_ss(a.wrapping_add(row * ROW_STRIDE)) };
