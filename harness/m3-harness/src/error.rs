@@ -26,6 +26,12 @@ pub enum Error {
     /// The model or its checkpoint refused.
     #[error(transparent)]
     Model(#[from] m3_model::Error),
+    /// The trainer refused.
+    #[error(transparent)]
+    Trainer(#[from] m3_trainer::Error),
+    /// The rollout engine refused.
+    #[error(transparent)]
+    Rollout(#[from] m3_rollout::Error),
     /// A device refused or failed.
     #[error(transparent)]
     Kernel(#[from] m3_kernels::Error),

@@ -8,6 +8,8 @@ pub mod gates;
 pub mod lab;
 pub mod logprobs;
 pub mod rooms;
+pub mod train;
+pub mod train_pipeline;
 
 pub use error::{Error, Result};
 
