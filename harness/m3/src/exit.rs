@@ -128,11 +128,34 @@ impl From<m3_model::Error> for Failure {
     }
 }
 
+impl From<m3_trainer::Error> for Failure {
+    fn from(error: m3_trainer::Error) -> Self {
+        match error {
+            m3_trainer::Error::Input(message) => Failure::usage(message),
+            m3_trainer::Error::Model(error) => error.into(),
+            m3_trainer::Error::Kernel(error) => error.into(),
+        }
+    }
+}
+
+impl From<m3_rollout::Error> for Failure {
+    fn from(error: m3_rollout::Error) -> Self {
+        match error {
+            m3_rollout::Error::Input(message) => Failure::usage(message),
+            m3_rollout::Error::Model(error) => error.into(),
+            m3_rollout::Error::Kernel(error) => error.into(),
+            error @ m3_rollout::Error::Sync(_) => Failure::new(Code::Unexpected, error),
+        }
+    }
+}
+
 impl From<m3_harness::Error> for Failure {
     fn from(error: m3_harness::Error) -> Self {
         match error {
             m3_harness::Error::Input(message) => Failure::usage(message),
             m3_harness::Error::Model(error) => error.into(),
+            m3_harness::Error::Trainer(error) => error.into(),
+            m3_harness::Error::Rollout(error) => error.into(),
             m3_harness::Error::Kernel(error) => error.into(),
             error @ m3_harness::Error::Write { .. } => Failure::new(Code::Write, error),
             error @ m3_harness::Error::NonFinite(_) => Failure::new(Code::Unexpected, error),

@@ -2,6 +2,7 @@
 //! apart; a message says what to do.
 
 mod crossings;
+mod docs;
 mod repository;
 mod rooms;
 mod source;

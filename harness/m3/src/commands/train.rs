@@ -19,7 +19,7 @@ pub struct Args {
     /// Number of steps; the recipe's by default
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Directory for what the run writes; runs/<recipe>-<utc> by default
+    /// Directory for what the run writes; `runs/<recipe>-<utc>` by default
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of everything random, decimal or 0x…
@@ -60,8 +60,8 @@ pub fn run(args: &Args) -> Result<Code, Failure> {
     }
     Err(Failure::new(
         Code::Unexpected,
-        "m3 train cannot run yet: rollout engine, trainer and training loop are missing; \
-         ci/test judges the operations that are there, m3 list names them",
+        "m3 train cannot run yet: the training loop is missing; \
+         ci/test judges the parts that are there, m3 list names the operations",
     ))
 }
 
