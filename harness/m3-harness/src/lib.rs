@@ -5,6 +5,7 @@ mod error;
 mod files;
 pub mod gate_pipeline;
 pub mod gates;
+pub mod generate;
 pub mod lab;
 pub mod logprobs;
 pub mod rooms;
@@ -25,4 +26,16 @@ pub fn today() -> Date {
         month: date.month() as u8,
         day: date.day() as u8,
     }
+}
+
+/// Now, UTC, to the second, as in `2026-12-01T01:40:07Z`.
+pub fn now_utc() -> String {
+    jiff::Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%SZ")
+        .to_string()
+}
+
+/// Now, UTC, for a directory's name: `20261201-014007`.
+pub fn stamp_utc() -> String {
+    jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string()
 }

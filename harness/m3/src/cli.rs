@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{doctor, list, op, train};
+use crate::commands::{doctor, gate, generate, list, logprobs, op, train};
 use crate::exit::{self, Code, Failure};
 use crate::output::Output;
 
@@ -20,6 +20,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Train(train::Args),
+    Logprobs(logprobs::Args),
+    Generate(generate::Args),
+    Gate(gate::Args),
     List(list::Args),
     Op(op::Args),
     Doctor(doctor::Args),
@@ -38,7 +41,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Code, Failure> {
         Err(error) => return Err(Failure::usage(in_one_line(&error.to_string()))),
     };
     let code = match verb {
-        Verb::Train(args) => train::run(&args),
+        Verb::Train(args) => train::run(&args, &mut out),
+        Verb::Logprobs(args) => logprobs::run(&args, &mut out),
+        Verb::Generate(args) => generate::run(&args, &mut out),
+        Verb::Gate(args) => gate::run(&args, &mut out),
         Verb::List(args) => list::run(&args, &mut out),
         Verb::Op(args) => op::run(&args, &mut out),
         Verb::Doctor(args) => doctor::run(&args, &mut out),

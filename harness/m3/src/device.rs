@@ -3,6 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum;
+use m3_kernels::cpu::CpuBackend;
+use m3_spec::dtype::DType;
+
 /// Device that a verb runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
@@ -37,6 +41,48 @@ impl fmt::Display for Device {
         }
     }
 }
+
+/// Storage dtype of a verb that computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Precision {
+    /// fp32 throughout, for parity with other implementations.
+    F32,
+    /// bfloat16 storage, fp32 inside.
+    #[default]
+    Bf16,
+}
+
+impl Precision {
+    /// The dtype.
+    pub fn dtype(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// A CPU backend of so many threads, one per core when nothing is said.
+pub fn cpu(threads: Option<usize>) -> Result<CpuBackend, m3_kernels::Error> {
+    threads.map_or_else(|| Ok(CpuBackend::default()), CpuBackend::new)
+}
+
+/// Evaluates `$then` with `$backend` bound to the device's backend; returns from the function when it is absent.
+macro_rules! with_backend {
+    ($device:expr, $threads:expr, $backend:ident => $then:expr) => {
+        match $device {
+            $crate::device::Device::Cpu => {
+                let $backend = $crate::device::cpu($threads)?;
+                $then
+            }
+            $crate::device::Device::Cuda(ordinal) => {
+                let $backend = m3_kernels::cuda::CudaBackend::open(ordinal)?;
+                $then
+            }
+        }
+    };
+}
+pub(crate) use with_backend;
 
 #[cfg(test)]
 mod tests {

@@ -13,6 +13,7 @@ use m3_kernels::{Arena, Backend, Tensor, ops};
 use m3_model::layer::Saved;
 use m3_model::schedule::{self, Keep};
 use m3_model::{Constants, Hooks, Model, Pack, Scores, Step};
+use m3_rollout::Engine;
 use m3_spec::dtype::DType;
 
 use crate::error::{Error, Result};
@@ -24,9 +25,23 @@ pub use tokens::Tokens;
 /// Activation memory is taken in pieces of this size.
 const CHUNK_BYTES: usize = 16 << 20;
 
+/// Which side computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The trainer: whole sequences, packed.
+    Trainer,
+    /// The rollout engine: so many tokens of every sequence at once, the rest one at a time through the cache.
+    Rollout {
+        /// Tokens of the first pass; none takes half of the longest sequence.
+        prefill: Option<usize>,
+    },
+}
+
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// Trainer or rollout engine.
+    pub side: Side,
     /// Directory of a released-format checkpoint.
     pub model: PathBuf,
     /// JSON file of token ids.
@@ -53,16 +68,58 @@ pub struct Request {
 /// [`Error::Input`] for what does not fit, [`Error::Write`] for outputs, [`Error::NonFinite`], what the device reports.
 pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Report> {
     request.check()?;
-    let stream = backend.stream();
     let tokens = Tokens::read(&request.tokens)?;
     let checkpoint = Checkpoint::open(&request.model)?;
+    let report = match request.side {
+        Side::Trainer => trainer(backend, request, &tokens, &checkpoint)?,
+        Side::Rollout { prefill } => rollout(backend, request, &tokens, &checkpoint, prefill)?,
+    };
+    if let Some(path) = &request.json {
+        files::write_whole(path, report.json()?.as_bytes())?;
+    }
+    Ok(report)
+}
+
+/// Scores with the rollout engine.
+fn rollout<B: Backend>(
+    backend: &B,
+    request: &Request,
+    tokens: &Tokens,
+    checkpoint: &Checkpoint,
+    prefill: Option<usize>,
+) -> Result<Report> {
+    let stream = backend.stream();
+    let config = &checkpoint.config().text;
+    let longest = tokens.lengths().into_iter().max().unwrap_or(0);
+    let positions = longest.clamp(1, config.max_position_embeddings);
+    let mut engine = Engine::new(backend, &stream, config, request.dtype, positions)?;
+    engine.model.load(backend, &stream, checkpoint)?;
+    let prefill = prefill.unwrap_or(longest.div_ceil(2));
+    let (sequences, temperature) = (&tokens.sequences, request.temperature);
+    let scored = engine.log_probs(backend, &stream, sequences, temperature, prefill)?;
+    // A row a token, as the pack has them; the last one of a sequence scores nothing.
+    let rows: Vec<f32> = scored
+        .iter()
+        .flat_map(|row| row.iter().copied().chain([0.0]))
+        .collect();
+    Report::new(tokens, &rows)
+}
+
+/// Scores with the trainer, and runs its gradients.
+fn trainer<B: Backend>(
+    backend: &B,
+    request: &Request,
+    tokens: &Tokens,
+    checkpoint: &Checkpoint,
+) -> Result<Report> {
+    let stream = backend.stream();
     let config = checkpoint.config().text.clone();
     let mut pack = Pack::new(backend, &stream, &config, &tokens.sequences)?;
     if let Some(path) = &request.replay {
         pack.replay = replay::read(backend, &stream, path, &config, &tokens.lengths())?;
     }
     let model = Model::zeros(backend, Solo, &config, request.dtype, request.backward)?;
-    model.load(backend, &stream, &checkpoint)?;
+    model.load(backend, &stream, checkpoint)?;
 
     let constants = Constants::new(backend, &stream, &config, pack.longest)?;
     let temperature = Tensor::from_slice(backend, &stream, &[request.temperature], [1])?;
@@ -91,7 +148,7 @@ pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Report> {
         &request.schedule(stages.len()),
         &mut watch,
     )?;
-    let mut report = Report::new(&tokens, &watch.log_probs)?;
+    let mut report = Report::new(tokens, &watch.log_probs)?;
     if request.backward {
         report.gradients = Some(report::gradients(&model, backend, &stream)?);
     }
@@ -100,9 +157,6 @@ pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Report> {
             dump.gradients(&model, backend, &stream)?;
         }
         files::write_whole(path, &dump.bytes()?)?;
-    }
-    if let Some(path) = &request.json {
-        files::write_whole(path, report.json()?.as_bytes())?;
     }
     Ok(report)
 }

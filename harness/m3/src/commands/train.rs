@@ -1,12 +1,17 @@
 //! `m3 train`: the main job.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::{ValueEnum, value_parser};
-use m3_kernels::cuda::CudaBackend;
+use m3_harness::train::metrics::Line;
+use m3_harness::train::recipe::Recipe;
+use m3_harness::train_pipeline::{self, Options, Outcome};
 
-use crate::device::Device;
+use crate::commands::seed;
+use crate::device::{Device, with_backend};
 use crate::exit::{Code, Failure};
+use crate::output::Output;
 
 /// Train a model: rollout, reward, step, weight sync, gates
 #[derive(clap::Args, Debug)]
@@ -16,10 +21,13 @@ pub struct Args {
     /// Device: cpu, cuda or cuda:N
     #[arg(long, env = "M3_DEVICE", default_value_t)]
     device: Device,
+    /// Worker threads of the CPU; one per core by default
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
     /// Number of steps; the recipe's by default
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Directory for what the run writes; `runs/<recipe>-<utc>` by default
+    /// Directory for what the run writes; runs/<recipe>-<utc> by default
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of everything random, decimal or 0x…
@@ -45,36 +53,105 @@ enum Objective {
     Pretrain,
 }
 
-fn seed(text: &str) -> Result<u64, String> {
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
+/// Seed of a run that names none.
+const SEED: u64 = 0;
+
+/// Runs the recipe; exit code 100 when a gate is red.
+pub fn run(args: &Args, out: &mut Output) -> Result<Code, Failure> {
+    if args.resume {
+        return Err(Failure::usage(
+            "--resume is not built yet; start anew with another --out",
+        ));
+    }
+    if !matches!(args.objective, Objective::Grpo) {
+        return Err(Failure::usage(
+            "--objective grpo is the only one that is built",
+        ));
+    }
+    let mut recipe = match &args.recipe {
+        Some(path) => Recipe::read(path)?,
+        None => Recipe::echo()?,
     };
-    parsed.map_err(|_| "a seed is a whole number from 0 to 2^64 - 1, decimal or 0x…".into())
+    if let Some(steps) = args.steps {
+        recipe.train.steps = usize::try_from(steps).unwrap_or(usize::MAX);
+    }
+    let directory = || PathBuf::from(format!("runs/{}-{}", recipe.name, m3_harness::stamp_utc()));
+    let options = Options {
+        out: args.out.clone().unwrap_or_else(directory),
+        seed: args.seed.unwrap_or(SEED),
+    };
+    let mut progress = Progress::new(&recipe);
+    let outcome = with_backend!(args.device, args.threads, backend => {
+        train_pipeline::run(&backend, &recipe, &options, &mut |step, line| progress.step(step, line))?
+    });
+    summary(&recipe, &options, &outcome, out)?;
+    Ok(if outcome.gates.is_green() {
+        Code::Pass
+    } else {
+        Code::GateFailed
+    })
 }
 
-/// Refuses what cannot run: today, everything.
-pub fn run(args: &Args) -> Result<Code, Failure> {
-    if let Device::Cuda(ordinal) = args.device {
-        CudaBackend::open(ordinal)?;
+fn summary(
+    recipe: &Recipe,
+    options: &Options,
+    outcome: &Outcome,
+    out: &mut Output,
+) -> Result<(), Failure> {
+    let rewards: Vec<f64> = outcome
+        .metrics
+        .iter()
+        .filter_map(|line| line.get("rollout/raw_reward"))
+        .collect();
+    let ends = rewards.first().zip(rewards.last());
+    if let Some((first, last)) = ends {
+        let (steps, blind) = (rewards.len(), outcome.best_blind_reward);
+        out.line(format_args!(
+            "{}: {steps} steps, reward {first:.3} -> {last:.3} (best policy that ignores its prompt: {blind:.3}), seed {}",
+            recipe.name, options.seed
+        ))?;
     }
-    Err(Failure::new(
-        Code::Unexpected,
-        "m3 train cannot run yet: the training loop is missing; \
-         ci/test judges the parts that are there, m3 list names the operations",
+    out.line(outcome.gates.table().trim_end())?;
+    let green = if outcome.gates.is_green() {
+        "green"
+    } else {
+        "RED"
+    };
+    out.line(format_args!(
+        "{green}; report in {}",
+        options.out.join("report.html").display()
     ))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::seed;
+/// A line that is rewritten on a terminal; nothing in a pipe.
+struct Progress {
+    steps: usize,
+    live: bool,
+}
 
-    #[test]
-    fn a_seed_is_read_in_both_spellings() {
-        assert_eq!(seed("0x5eed"), Ok(0x5eed));
-        assert_eq!(seed("18446744073709551615"), Ok(u64::MAX));
-        for text in ["", "-1", "0x", "18446744073709551616", "1.0"] {
-            assert!(seed(text).is_err(), "{text}");
+impl Progress {
+    fn new(recipe: &Recipe) -> Self {
+        Progress {
+            steps: recipe.train.steps,
+            live: std::io::stderr().is_terminal(),
+        }
+    }
+
+    fn step(&mut self, step: usize, line: &Line) {
+        if !self.live {
+            return;
+        }
+        let value = |name| line.get(name).unwrap_or(f64::NAN);
+        eprint!(
+            "\rstep {step}/{}  reward {:.3}  gap {:.1e}  grad norm {:.3}  {:.2} s/step ",
+            self.steps,
+            value("rollout/raw_reward"),
+            value("train/train_rollout_logprob_abs_diff"),
+            value("train/grad_norm"),
+            value("perf/step_time"),
+        );
+        if step == self.steps {
+            eprintln!();
         }
     }
 }

@@ -1,0 +1,106 @@
+//! `m3 gate`: run operation cases and judge them.
+
+use clap::ValueEnum;
+use m3_gate::record::{CaseRecord, Device as RecordDevice, Run};
+use m3_harness::{cases, gate_pipeline, gates, today};
+use m3_kernels::Backend;
+use m3_report::GateRun;
+
+use crate::commands::seed;
+use crate::device::{Device, with_backend};
+use crate::exit::{Code, Failure};
+use crate::output::Output;
+
+/// Run operation cases and judge their gates
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Part of the case names, such as `msa_attention::bf16`; all cases without it
+    #[arg(default_value = "")]
+    filter: String,
+    /// Device: cpu, cuda or cuda:N
+    #[arg(long, env = "M3_DEVICE", default_value_t)]
+    device: Device,
+    /// Worker threads of the CPU; one per core by default
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Seed of the inputs, decimal or 0x…
+    #[arg(long, env = "M3_SEED", default_value = "0x5eed", value_parser = seed)]
+    seed: u64,
+    /// Form of the report
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Form of the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A line a case, a block a failure.
+    #[default]
+    Human,
+    /// One record a line.
+    Json,
+    /// JUnit XML.
+    Junit,
+}
+
+/// Exit code 100 when a gate fails, 4 when nothing matches.
+pub fn run(args: &Args, out: &mut Output) -> Result<Code, Failure> {
+    let records = with_backend!(args.device, args.threads, backend => judge(&backend, args)?);
+    if records.is_empty() {
+        let filter = &args.filter;
+        return Err(Failure::new(
+            Code::NothingSelected,
+            format!("no case matches {filter:?}; m3 list names them"),
+        ));
+    }
+    let green = records.iter().all(|record| record.verdict().is_green());
+    let report = GateRun {
+        run: described(args, &records),
+        cases: records,
+    };
+    let text = match args.format {
+        Format::Human => m3_report::terminal(&report),
+        Format::Json => m3_report::json_lines(&report),
+        Format::Junit => m3_report::junit(&report)
+            .map_err(|error| Failure::new(Code::Unexpected, format!("JUnit report: {error}")))?,
+    };
+    out.line(text.trim_end())?;
+    Ok(if green { Code::Pass } else { Code::GateFailed })
+}
+
+fn described(args: &Args, records: &[CaseRecord]) -> Run {
+    let started = m3_harness::now_utc();
+    Run {
+        id: format!("gate-{started}"),
+        commit: "unknown".into(),
+        started_utc: started,
+        seed: args.seed,
+        tier: "ci".into(),
+        device: records
+            .first()
+            .map(|record| record.device.clone())
+            .unwrap_or_default(),
+    }
+}
+
+fn judge<B: Backend>(backend: &B, args: &Args) -> Result<Vec<CaseRecord>, Failure> {
+    let gates = gates::all(today())?;
+    let device = record_device(backend);
+    let chosen = cases::all::<B>()
+        .into_iter()
+        .filter(|case| case.name.contains(&args.filter));
+    let record = |case| gate_pipeline::run(backend, &device, &gates, &case, args.seed);
+    Ok(chosen.map(record).collect::<Result<_, _>>()?)
+}
+
+fn record_device<B: Backend>(backend: &B) -> RecordDevice {
+    let arch = match backend.arch() {
+        m3_kernels::launch::Arch::Cpu => "cpu".into(),
+        m3_kernels::launch::Arch::Sm(number) => format!("sm_{number}"),
+    };
+    RecordDevice {
+        name: backend.name(),
+        arch,
+        ..RecordDevice::default()
+    }
+}
