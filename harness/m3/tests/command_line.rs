@@ -65,27 +65,6 @@ fn bad_usage_ends_with_2_and_says_what_was_meant() {
 }
 
 #[test]
-fn training_says_what_is_missing() {
-    let every_flag = [
-        "train",
-        "r.toml",
-        "--device",
-        "cpu",
-        "--steps",
-        "2",
-        "--out",
-        "o",
-        "--seed",
-        "0x5eed",
-        "--resume",
-        "--objective",
-        "sft",
-    ];
-    refused(&["train"], 1, &["cannot run yet", "missing"]);
-    refused(&every_flag, 1, &["cannot run yet"]);
-}
-
-#[test]
 fn an_absent_gpu_ends_with_121() {
     refused(
         &["train", "--device", "cuda:3"],
