@@ -157,8 +157,6 @@ impl From<m3_harness::Error> for Failure {
             m3_harness::Error::Trainer(error) => error.into(),
             m3_harness::Error::Rollout(error) => error.into(),
             m3_harness::Error::Kernel(error) => error.into(),
-            m3_harness::Error::Trainer(error) => error.into(),
-            m3_harness::Error::Rollout(error) => error.into(),
             error @ m3_harness::Error::Write { .. } => Failure::new(Code::Write, error),
             error @ m3_harness::Error::NonFinite(_) => Failure::new(Code::Unexpected, error),
         }
