@@ -1,5 +1,7 @@
 //! Not built yet.
 
+pub(in crate::cpu) mod selection;
+
 use super::CpuBackend;
 use crate::error::{Error, Result};
 use crate::ops;
