@@ -277,14 +277,27 @@ pub(super) fn sequences(
     cu_seqlens: &[i32],
     tokens: usize,
 ) -> Result<Vec<Range<usize>>> {
+    segments(op, "cu_seqlens", cu_seqlens, tokens)
+}
+
+/// Ranges of rows between offsets that start at 0, never decrease and stay within `rows`.
+///
+/// # Errors
+/// [`Error::Index`] otherwise.
+pub(super) fn segments(
+    op: &'static str,
+    tensor: &'static str,
+    offsets: &[i32],
+    rows: usize,
+) -> Result<Vec<Range<usize>>> {
     let mut lower = 0;
-    for (index, &value) in cu_seqlens.iter().enumerate() {
+    for (index, &value) in offsets.iter().enumerate() {
         let value = i64::from(value);
-        let upper = if index == 0 { 1 } else { tokens as i64 + 1 };
+        let upper = if index == 0 { 1 } else { rows as i64 + 1 };
         if value < lower || value >= upper {
             return Err(Error::Index {
                 op,
-                tensor: "cu_seqlens",
+                tensor,
                 index,
                 value,
                 lower,
@@ -293,8 +306,33 @@ pub(super) fn sequences(
         }
         lower = value;
     }
-    Ok(cu_seqlens
+    Ok(offsets
         .windows(2)
         .map(|pair| pair[0] as usize..pair[1] as usize)
         .collect())
+}
+
+/// Refuses an index outside `0..upper`.
+///
+/// # Errors
+/// [`Error::Index`] with the first one.
+pub(super) fn indices(
+    op: &'static str,
+    tensor: &'static str,
+    values: &[i32],
+    upper: usize,
+) -> Result<()> {
+    let upper = upper as i64;
+    let outside = |&value: &i32| value < 0 || i64::from(value) >= upper;
+    match values.iter().position(outside) {
+        None => Ok(()),
+        Some(index) => Err(Error::Index {
+            op,
+            tensor,
+            index,
+            value: i64::from(values[index]),
+            lower: 0,
+            upper,
+        }),
+    }
 }

@@ -85,13 +85,14 @@ pub fn log(x: f32) -> f32 {
     if x >= 0.0 { value } else { f32::NAN }
 }
 
-/// 1 / (1 + e⁻ˣ) within 2.5 ulp, small values of large negative x included.
+/// 1 / (1 + e⁻ˣ) within 2.5 ulp, small values of large negative x included; 1 exactly where it rounds to 1.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
-    // The exponent is never positive, so nothing overflows: for x < 0 the quotient is eˣ / (1 + eˣ).
+    // The exponent is never positive, so nothing overflows.
     let e = exp(-x.abs());
-    let numerator = if x < 0.0 { e } else { 1.0 };
-    numerator / (1.0 + e)
+    let small = e / (1.0 + e);
+    // Not 1 / (1 + e): that sum would swallow an e that still shows in the result, and routers would see ties.
+    if x < 0.0 { small } else { 1.0 - small }
 }
 
 /// 1 / √x, both operations correctly rounded.
