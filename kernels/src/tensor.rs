@@ -84,7 +84,7 @@ impl fmt::Debug for Shape {
 ///
 /// Inputs and outputs of operations are both passed as `&Tensor`; which one is written is said by its field name, and
 /// every operation refuses an output that overlaps another operand.
-pub struct Tensor<B: Backend + ?Sized> {
+pub struct Tensor<B: Backend> {
     buffer: B::Buffer,
     dtype: DType,
     shape: Shape,
@@ -92,7 +92,7 @@ pub struct Tensor<B: Backend + ?Sized> {
     offset: usize,
 }
 
-impl<B: Backend + ?Sized> Clone for Tensor<B> {
+impl<B: Backend> Clone for Tensor<B> {
     fn clone(&self) -> Self {
         Tensor {
             buffer: self.buffer.clone(),
@@ -101,7 +101,7 @@ impl<B: Backend + ?Sized> Clone for Tensor<B> {
     }
 }
 
-impl<B: Backend + ?Sized> fmt::Debug for Tensor<B> {
+impl<B: Backend> fmt::Debug for Tensor<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -259,7 +259,7 @@ impl<B: Backend> Tensor<B> {
         let last = self.shape.rank - 1;
         let extent = self.shape[last];
         assert!(
-            self.shape.rank < MAX_RANK && inner > 0 && extent % inner == 0,
+            self.shape.rank < MAX_RANK && inner > 0 && extent.is_multiple_of(inner),
             "split {self:?} by {inner}"
         );
         let mut view = self.clone();

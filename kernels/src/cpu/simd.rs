@@ -215,7 +215,7 @@ pub fn max(x: &[f32]) -> f32 {
 
 /// The greater of two; NaN if either is.
 #[inline(always)]
-fn greater(a: f32, b: f32) -> f32 {
+pub fn greater(a: f32, b: f32) -> f32 {
     if b > a || b.is_nan() { b } else { a }
 }
 

@@ -400,10 +400,11 @@ pub(super) fn heads<B: Backend>(
     config: AttentionConfig,
 ) -> Result<()> {
     check.argument(
-        head_dim % 8 == 0 && (8..=HEAD_DIM_MAX).contains(&head_dim),
+        head_dim.is_multiple_of(8) && (8..=HEAD_DIM_MAX).contains(&head_dim),
         || format!("head_dim {head_dim} must be a multiple of 8 up to {HEAD_DIM_MAX}"),
     )?;
-    let divides = kv_heads > 0 && q_heads % kv_heads == 0 && q_heads / kv_heads <= GROUP_MAX;
+    let divides =
+        kv_heads > 0 && q_heads.is_multiple_of(kv_heads) && q_heads / kv_heads <= GROUP_MAX;
     check.argument(divides && q_heads > 0, || {
         format!(
             "{q_heads} query heads over {kv_heads} kv heads must give groups of 1 to {GROUP_MAX}"

@@ -14,9 +14,9 @@ pub struct LogProb<'a, B: Backend> {
     pub weight: &'a Tensor<B>,
     /// I32 `[T]`; a negative target is skipped.
     pub targets: &'a Tensor<B>,
-    /// F32 `[1]`, above 0.
+    /// F32 `[1]`, finite and above 0.
     pub temperature: &'a Tensor<B>,
-    /// Written; F32 `[T]`, 0 where skipped.
+    /// Written; F32 `[T]`, at most 0; 0 where skipped.
     pub log_prob: &'a Tensor<B>,
     /// Written; F32 `[T]`, log of the sum of exponentials of the tempered logits; 0 where skipped.
     pub lse: &'a Tensor<B>,
@@ -61,8 +61,8 @@ impl<B: Backend> LogProb<'_, B> {
     }
 }
 
-/// Gradient of [`LogProb`]: d_logits = d_log_prob · (1[target] − softmax) / temperature, rounded once to the storage
-/// dtype as operand of both products.
+/// Gradient of [`LogProb`]: d_logits = d_log_prob · (1[target] − softmax) / temperature, rounded once to the dtype of `x`
+/// as operand of both products. A skipped row is not read; its `dx` is 0.
 pub struct LogProbBackward<'a, B: Backend> {
     /// Hidden rows of the forward pass.
     pub x: &'a Tensor<B>,
@@ -144,7 +144,8 @@ fn head<'a, B: Backend>(
 /// Clipped policy-gradient loss over tokens, and its gradient.
 ///
 /// d = old − new, ρ = exp(clamp(−d, ±20)), L = max(−ρ·A, −clip(ρ, 1 − eps_low, 1 + eps_high)·A), loss = Σ weight·L. The
-/// weight of a token carries its mask and every denominator, so a masked sample counts nowhere.
+/// weight of a token carries its mask and every denominator, so a masked sample counts nowhere: a token of weight 0 is
+/// not read. The clamp keeps an infinite ratio finite, with gradient 0 beyond it; a NaN reaches the loss and is seen.
 pub struct GrpoLoss<'a, B: Backend> {
     /// F32 `[N]` from the pass that is differentiated.
     pub log_prob: &'a Tensor<B>,
