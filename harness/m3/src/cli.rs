@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::commands::{doctor, gate, generate, list, logprobs, op, train};
+use crate::commands::{completions, doctor, gate, generate, list, logprobs, op, train};
 use crate::exit::{self, Code, Failure};
 use crate::output::Output;
 
@@ -26,6 +26,7 @@ enum Verb {
     List(list::Args),
     Op(op::Args),
     Doctor(doctor::Args),
+    Completions(completions::Args),
 }
 
 /// Runs one command line.
@@ -48,6 +49,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<Code, Failure> {
         Verb::List(args) => list::run(&args, &mut out),
         Verb::Op(args) => op::run(&args, &mut out),
         Verb::Doctor(args) => doctor::run(&args, &mut out),
+        Verb::Completions(args) => completions::run(&args, Cli::command(), &mut out),
     }?;
     out.finish()?;
     Ok(code)
@@ -81,7 +83,6 @@ fn in_one_line(rendered: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_declaration_of_the_arguments_is_consistent() {

@@ -55,6 +55,7 @@ fn bad_usage_ends_with_2_and_says_what_was_meant() {
         2,
         &["dpo", "grpo, sft, pretrain"],
     );
+    refused(&["gate", "--threads", "0"], 2, &["--threads", "from 1"]);
     refused(&["op"], 2, &["<NAME>"]);
     refused(
         &["op", "msa_atention"],
@@ -76,6 +77,8 @@ fn an_absent_gpu_ends_with_121() {
 #[test]
 fn a_filter_that_matches_nothing_ends_with_4() {
     refused(&["list", "conv"], 4, &["\"conv\""]);
+    refused(&["list", "--cases", "conv"], 4, &["\"conv\""]);
+    refused(&["gate", "conv"], 4, &["\"conv\"", "m3 list --cases"]);
 }
 
 #[test]
@@ -164,4 +167,27 @@ fn a_full_disk_under_standard_output_ends_with_110() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(110), "{stderr}");
     assert!(stderr.starts_with("error: standard output: "), "{stderr}");
+}
+
+#[test]
+fn completions_name_every_verb() {
+    let (status, stdout, stderr) = ended(&["completions", "bash"]);
+    assert_eq!((status, stderr.as_str()), (Some(0), ""));
+    for verb in [
+        "train", "logprobs", "generate", "gate", "list", "op", "doctor",
+    ] {
+        assert!(stdout.contains(verb), "{verb}");
+    }
+}
+
+#[test]
+fn cases_are_listed_under_the_names_that_gate_takes() {
+    let (status, stdout, _) = ended(&["list", "--cases", "msa_attention::bf16"]);
+    assert_eq!(status, Some(0));
+    assert!(
+        stdout
+            .lines()
+            .all(|line| line.starts_with("msa_attention::bf16/")),
+        "{stdout}"
+    );
 }

@@ -6,7 +6,7 @@ use m3_harness::{cases, gate_pipeline, gates, today};
 use m3_kernels::Backend;
 use m3_report::GateRun;
 
-use crate::commands::seed;
+use crate::commands::{seed, threads};
 use crate::device::{Device, with_backend};
 use crate::exit::{Code, Failure};
 use crate::output::Output;
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long, env = "M3_DEVICE", default_value_t)]
     device: Device,
     /// Worker threads of the CPU; one per core by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
     /// Seed of the inputs, decimal or 0x…
     #[arg(long, env = "M3_SEED", default_value = "0x5eed", value_parser = seed)]
@@ -50,7 +50,7 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Code, Failure> {
         let filter = &args.filter;
         return Err(Failure::new(
             Code::NothingSelected,
-            format!("no case matches {filter:?}; m3 list names them"),
+            format!("no case matches {filter:?}; m3 list --cases names them"),
         ));
     }
     let green = records.iter().all(|record| record.verdict().is_green());

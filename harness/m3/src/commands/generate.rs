@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use m3_harness::generate::{self, Request};
 use m3_rollout::Sampling;
 
-use crate::commands::seed;
+use crate::commands::{seed, threads};
 use crate::device::{Device, Precision, with_backend};
 use crate::exit::{Code, Failure};
 use crate::output::Output;
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, env = "M3_DEVICE", default_value_t)]
     device: Device,
     /// Worker threads of the CPU; one per core by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
     /// Write the continuations as JSON
     #[arg(long, value_name = "FILE")]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use m3_harness::logprobs::{self, Report, Request, Side};
 
+use crate::commands::threads;
 use crate::device::{Device, Precision, with_backend};
 use crate::exit::{Code, Failure};
 use crate::output::Output;
@@ -28,7 +29,7 @@ pub struct Args {
     #[arg(long, env = "M3_DEVICE", default_value_t)]
     device: Device,
     /// Worker threads of the CPU; one per core by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
     /// Divisor of the logits
     #[arg(long, default_value_t = 1.0)]

@@ -1,5 +1,6 @@
 //! The verbs, one file each: `Args` and `run`.
 
+pub mod completions;
 pub mod doctor;
 pub mod gate;
 pub mod generate;
@@ -17,9 +18,21 @@ fn seed(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "a seed is a whole number from 0 to 2^64 - 1, decimal or 0x…".into())
 }
 
+/// A number of worker threads.
+fn threads(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok().filter(|threads| *threads > 0);
+    parsed.ok_or_else(|| "a number of threads is a whole number from 1".into())
+}
+
 #[cfg(test)]
 mod tests {
-    use super::seed;
+    use super::{seed, threads};
+
+    #[test]
+    fn no_threads_are_refused() {
+        assert_eq!(threads("2"), Ok(2));
+        assert!(threads("0").is_err() && threads("-1").is_err() && threads("").is_err());
+    }
 
     #[test]
     fn a_seed_is_read_in_both_spellings() {

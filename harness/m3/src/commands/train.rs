@@ -1,6 +1,6 @@
 //! `m3 train`: the main job.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{ValueEnum, value_parser};
@@ -8,7 +8,7 @@ use m3_harness::train::metrics::Line;
 use m3_harness::train::recipe::Recipe;
 use m3_harness::train_pipeline::{self, Options, Outcome};
 
-use crate::commands::seed;
+use crate::commands::{seed, threads};
 use crate::device::{Device, with_backend};
 use crate::exit::{Code, Failure};
 use crate::output::Output;
@@ -22,12 +22,12 @@ pub struct Args {
     #[arg(long, env = "M3_DEVICE", default_value_t)]
     device: Device,
     /// Worker threads of the CPU; one per core by default
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<usize>,
     /// Number of steps; the recipe's by default
     #[arg(long, value_parser = value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Directory for what the run writes; runs/<recipe>-<utc> by default
+    /// Directory for what the run writes; `runs/<recipe>-<utc>` by default
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of everything random, decimal or 0x…
@@ -142,7 +142,9 @@ impl Progress {
             return;
         }
         let value = |name| line.get(name).unwrap_or(f64::NAN);
-        eprint!(
+        // Progress that nobody can read is no reason to stop.
+        let _ = write!(
+            std::io::stderr(),
             "\rstep {step}/{}  reward {:.3}  gap {:.1e}  grad norm {:.3}  {:.2} s/step ",
             self.steps,
             value("rollout/raw_reward"),
@@ -151,7 +153,7 @@ impl Progress {
             value("perf/step_time"),
         );
         if step == self.steps {
-            eprintln!();
+            let _ = writeln!(std::io::stderr());
         }
     }
 }
