@@ -28,39 +28,74 @@ pub fn run<B: Backend>(
     let started = Instant::now();
     let mut lab = Lab::new(backend, case.storage, seed, &case.name);
     case.run(&mut lab)?;
-    let lab = lab.finish();
-    let judged = m3_gate::Case {
-        name: &case.name,
+    let subject = Subject {
+        op: case.op,
         suite: SUITE,
+        storage: storage(case.storage),
+        device,
+    };
+    let mut record = judge(&subject, gates, &case.name, &lab.finish(), seed);
+    record.duration_ms = started.elapsed().as_millis() as u64;
+    Ok(record)
+}
+
+/// What is judged, besides its tensors.
+pub struct Subject<'a> {
+    /// Operation whose spec names the elements; any other word leaves them without names.
+    pub op: &'a str,
+    /// Suite that asked.
+    pub suite: &'a str,
+    /// Storage type of the case.
+    pub storage: Storage,
+    /// Machine.
+    pub device: &'a Device,
+}
+
+/// Judges what a case put up.
+pub fn judge(
+    subject: &Subject<'_>,
+    gates: &GateSet,
+    case: &str,
+    lab: &Judged,
+    seed: u64,
+) -> CaseRecord {
+    let Subject {
+        op,
+        suite,
+        storage,
+        device,
+    } = *subject;
+    let judged = m3_gate::Case {
+        name: case,
+        suite,
         arch: &device.arch,
-        dtype: storage(case.storage),
+        dtype: storage,
     };
     let decoders: Vec<_> = lab
         .outcomes
         .iter()
-        .map(|outcome| |index| element_name(case.op, &lab, outcome, index))
+        .map(|outcome| move |index| element_name(op, lab, outcome, index))
         .collect();
     let tensors: Vec<m3_gate::Tensor<'_>> = lab
         .outcomes
         .iter()
         .zip(&decoders)
         .map(|(outcome, decoder)| m3_gate::Tensor {
-            name: outcome.tensor,
+            name: &outcome.tensor,
             operands: operands(outcome, &device.name),
             decoder: Some(decoder),
         })
         .collect();
-    let verdicts = judge_case(gates, &judged, &tensors);
-    Ok(CaseRecord {
-        case: case.name.clone(),
+    CaseRecord {
+        case: case.to_owned(),
         seed,
         inputs_digest: format!("{:016x}", lab.digest.0[0]),
         record: String::new(),
         skipped: None,
         device: device.clone(),
-        duration_ms: started.elapsed().as_millis() as u64,
-        verdicts,
-    })
+        duration_ms: 0,
+        verdicts: judge_case(gates, &judged, &tensors),
+    }
 }
 
 fn operands<'a>(outcome: &'a Outcome, subject: &'a str) -> Operands<'a> {
@@ -87,7 +122,7 @@ fn element_name(op: &str, lab: &Judged, outcome: &Outcome, index: usize) -> Stri
         block_size: lab.block_size,
         expert_offsets: lab.expert_offsets.as_deref(),
     };
-    let spec = m3_spec::ops::named(op).and_then(|spec| spec.tensor(outcome.tensor));
+    let spec = m3_spec::ops::named(op).and_then(|spec| spec.tensor(&outcome.tensor));
     let described = spec.and_then(|spec| describe(spec, &outcome.shape, index, &layout));
     let words = described.as_deref().and_then(|text| text.split_once(" = "));
     words.map_or_else(String::new, |(_, words)| words.to_owned())

@@ -18,6 +18,7 @@ pub const FILES: &[(&str, &str)] = files![
     "attention",
     "block_select",
     "embedding",
+    "golden",
     "grouped_gemm",
     "grpo_loss",
     "linear",

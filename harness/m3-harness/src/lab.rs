@@ -49,7 +49,7 @@ pub struct Given<B: Backend> {
 /// One tensor to be judged.
 pub struct Outcome {
     /// Name that gates match.
-    pub tensor: &'static str,
+    pub tensor: String,
     /// Extents.
     pub shape: Vec<usize>,
     /// Storage of the subject's side.
@@ -186,7 +186,7 @@ impl<'a, B: Backend> Lab<'a, B> {
     /// Puts a tensor of the subject beside the reference and its twin. Call in stage order.
     pub fn judge(
         &mut self,
-        tensor: &'static str,
+        tensor: &str,
         got: &Tensor<B>,
         reference: Vec<f64>,
         twin: Vec<f64>,
@@ -194,7 +194,7 @@ impl<'a, B: Backend> Lab<'a, B> {
         let got_values = self.read(got)?;
         let (shape, storage) = (got.shape().to_vec(), got.dtype());
         let outcome = Outcome {
-            tensor,
+            tensor: tensor.to_owned(),
             shape,
             storage,
             reference,
@@ -206,12 +206,7 @@ impl<'a, B: Backend> Lab<'a, B> {
     }
 
     /// Puts integers of the subject beside the reference's.
-    pub fn judge_ids(
-        &mut self,
-        tensor: &'static str,
-        got: &Tensor<B>,
-        reference: &[i32],
-    ) -> Result<()> {
+    pub fn judge_ids(&mut self, tensor: &str, got: &Tensor<B>, reference: &[i32]) -> Result<()> {
         let exact: Vec<f64> = reference.iter().map(|&x| f64::from(x)).collect();
         self.judge(tensor, got, exact.clone(), exact)
     }

@@ -6,6 +6,7 @@ mod files;
 pub mod gate_pipeline;
 pub mod gates;
 pub mod generate;
+pub mod goldens;
 pub mod lab;
 pub mod logprobs;
 pub mod rooms;
