@@ -11,7 +11,9 @@ use m3_spec::config::{AttentionKind, Config};
 use m3_spec::dtype::DType;
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../golden")
+        .join(name)
 }
 
 fn request(model: &Path, tokens: &Path, dtype: DType) -> Request {
@@ -32,7 +34,11 @@ fn request(model: &Path, tokens: &Path, dtype: DType) -> Request {
 /// Bits of every log-prob, sequence by sequence.
 fn bits(report: &Report) -> Vec<Vec<u32>> {
     let row = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect();
-    report.sequences.iter().map(|sequence| row(&sequence.logprobs)).collect()
+    report
+        .sequences
+        .iter()
+        .map(|sequence| row(&sequence.logprobs))
+        .collect()
 }
 
 fn run(backend: &CpuBackend, request: &Request) -> Report {
@@ -48,10 +54,16 @@ struct Tiny {
 impl Tiny {
     fn new(config: &Config, lengths: &[usize]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let weights =
-            Synthetic { norm_std: 0.2, router_bias_std: 0.1, ..Synthetic::new(3, 0.15) };
+        let weights = Synthetic {
+            norm_std: 0.2,
+            router_bias_std: 0.1,
+            ..Synthetic::new(3, 0.15)
+        };
         synthetic(&dir.path().join("model"), config, &weights).unwrap();
-        let tiny = Tiny { dir, lengths: lengths.to_vec() };
+        let tiny = Tiny {
+            dir,
+            lengths: lengths.to_vec(),
+        };
         let vocab = config.text.vocab_size;
         let sequences: Vec<Vec<usize>> = lengths
             .iter()
@@ -107,7 +119,13 @@ fn a_packed_sequence_has_the_bits_it_has_alone() {
         let packed = bits(&run(&backend, &tiny.request(dtype)));
         for number in 0..tiny.lengths.len() {
             let tokens = tiny.alone(number);
-            let alone = bits(&run(&backend, &Request { tokens, ..tiny.request(dtype) }));
+            let alone = bits(&run(
+                &backend,
+                &Request {
+                    tokens,
+                    ..tiny.request(dtype)
+                },
+            ));
             assert_eq!(packed[number], alone[0], "{dtype:?}, sequence {number}");
         }
     }
@@ -127,8 +145,12 @@ fn recomputation_and_threads_change_no_bit_of_scores_and_gradients() {
                 ..tiny.request(dtype)
             };
             let report = run(&backend, &request);
-            let norms: Vec<u64> =
-                report.gradients.iter().flat_map(|g| g.grad_norms.values()).map(|x| x.to_bits()).collect();
+            let norms: Vec<u64> = report
+                .gradients
+                .iter()
+                .flat_map(|g| g.grad_norms.values())
+                .map(|x| x.to_bits())
+                .collect();
             (bits(&report), norms, std::fs::read(dump).unwrap())
         };
         let kept = of(2, false);
@@ -147,11 +169,21 @@ fn sparse_layers_are_dense_ones_as_long_as_every_block_is_chosen() {
     let mut dense = sparse.clone();
     dense.text.attention.fill(AttentionKind::Full);
     let copy = tiny.dir.path().join("dense");
-    let weights = Synthetic { norm_std: 0.2, router_bias_std: 0.1, ..Synthetic::new(3, 0.15) };
+    let weights = Synthetic {
+        norm_std: 0.2,
+        router_bias_std: 0.1,
+        ..Synthetic::new(3, 0.15)
+    };
     synthetic(&copy, &dense, &weights).unwrap();
     for dtype in [DType::F32, DType::BF16] {
         let sparse = bits(&run(&backend, &tiny.request(dtype)));
-        let dense = bits(&run(&backend, &Request { model: copy.clone(), ..tiny.request(dtype) }));
+        let dense = bits(&run(
+            &backend,
+            &Request {
+                model: copy.clone(),
+                ..tiny.request(dtype)
+            },
+        ));
         assert!(sparse == dense, "{dtype:?}");
     }
 }
@@ -163,8 +195,16 @@ fn the_engine_has_the_trainers_bits_in_prefill_and_decode() {
     for dtype in [DType::F32, DType::BF16] {
         let trainer = bits(&run(&backend, &tiny.request(dtype)));
         for prefill in [150, 1, 64, 83] {
-            let side = Side::Rollout { prefill: Some(prefill) };
-            let engine = bits(&run(&backend, &Request { side, ..tiny.request(dtype) }));
+            let side = Side::Rollout {
+                prefill: Some(prefill),
+            };
+            let engine = bits(&run(
+                &backend,
+                &Request {
+                    side,
+                    ..tiny.request(dtype)
+                },
+            ));
             assert!(trainer == engine, "{dtype:?}, prefill {prefill}");
         }
     }
@@ -181,8 +221,18 @@ fn engine(backend: &CpuBackend, tiny: &Tiny, dtype: DType) -> Engine<CpuBackend>
 }
 
 fn prompts(count: u32) -> Vec<Prompt> {
-    let tokens = |number: u32| (0..5 + number % 7).map(|t| i64::from((t * 31 + number * 7) % 512)).collect();
-    (0..count).map(|number| Prompt { tokens: tokens(number), number, sample: number % 3 }).collect()
+    let tokens = |number: u32| {
+        (0..5 + number % 7)
+            .map(|t| i64::from((t * 31 + number * 7) % 512))
+            .collect()
+    };
+    (0..count)
+        .map(|number| Prompt {
+            tokens: tokens(number),
+            number,
+            sample: number % 3,
+        })
+        .collect()
 }
 
 #[test]
@@ -201,7 +251,9 @@ fn a_sample_has_the_same_tokens_and_bits_alone_in_a_batch_and_in_another_order()
     };
     let mut engine = engine(&backend, &tiny, DType::BF16);
     let mut generate = |prompts: &[Prompt]| -> Vec<Generation> {
-        engine.generate(&backend, &stream, prompts, &sampling).unwrap()
+        engine
+            .generate(&backend, &stream, prompts, &sampling)
+            .unwrap()
     };
     let prompts = prompts(32);
     let batch = generate(&prompts);
@@ -214,7 +266,12 @@ fn a_sample_has_the_same_tokens_and_bits_alone_in_a_batch_and_in_another_order()
         let alone = generate(&prompts[number..=number]);
         assert_eq!(alone[0], batch[number]);
     }
-    assert!(batch.iter().flat_map(|g| &g.log_probs).all(|&x| x <= 0.0 && x.is_finite()));
+    assert!(
+        batch
+            .iter()
+            .flat_map(|g| &g.log_probs)
+            .all(|&x| x <= 0.0 && x.is_finite())
+    );
 }
 
 #[test]
@@ -241,11 +298,22 @@ fn a_sampled_token_is_scored_by_the_trainer_with_the_bits_it_was_drawn_with() {
     let text = std::fs::read_to_string(tiny.tokens()).unwrap();
     let file: serde_json::Value = serde_json::from_str(&text).unwrap();
     let prompts: Vec<Vec<i64>> = serde_json::from_value(file["sequences"].clone()).unwrap();
-    let whole: Vec<Vec<i64>> =
-        prompts.iter().zip(&generations).map(|(p, g)| [p.as_slice(), &g.tokens].concat()).collect();
+    let whole: Vec<Vec<i64>> = prompts
+        .iter()
+        .zip(&generations)
+        .map(|(p, g)| [p.as_slice(), &g.tokens].concat())
+        .collect();
     let tokens = tiny.dir.path().join("whole.json");
-    std::fs::write(&tokens, serde_json::json!({ "sequences": whole }).to_string()).unwrap();
-    let request = Request { tokens, temperature: 0.8, ..tiny.request(DType::BF16) };
+    std::fs::write(
+        &tokens,
+        serde_json::json!({ "sequences": whole }).to_string(),
+    )
+    .unwrap();
+    let request = Request {
+        tokens,
+        temperature: 0.8,
+        ..tiny.request(DType::BF16)
+    };
     let scored = bits(&run(&backend, &request));
     for ((prompt, generation), scored) in prompts.iter().zip(&generations).zip(&scored) {
         let drawn: Vec<u32> = generation.log_probs.iter().map(|x| x.to_bits()).collect();

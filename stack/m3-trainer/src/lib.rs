@@ -11,5 +11,5 @@ mod trainer;
 pub use advantage::group_advantages;
 pub use batch::{Batch, Sample};
 pub use error::{Error, Result};
-pub use optimizer::{AdamWConfig, Optimizer, Resident, State, StateStore};
+pub use optimizer::{AdamWConfig, Optimizer, Pace, Resident, State, StateStore};
 pub use trainer::{Observer, StepReport, Trainer, TrainerConfig};

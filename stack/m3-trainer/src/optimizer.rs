@@ -116,9 +116,14 @@ pub struct Optimizer<B: Backend, S> {
     norm: Tensor<B>,
     coefficient: Tensor<B>,
     finite: Tensor<B>,
-    learning_rate: Tensor<B>,
-    step_number: Tensor<B>,
-    steps: i32,
+}
+
+/// What changes from step to step, in buffers.
+pub struct Pace<B: Backend> {
+    /// F32 `[1]`.
+    pub learning_rate: Tensor<B>,
+    /// I32 `[1]`, 1 at the first step.
+    pub step: Tensor<B>,
 }
 
 impl<B: Backend, S: StateStore<B>> Optimizer<B, S> {
@@ -175,15 +180,7 @@ impl<B: Backend, S: StateStore<B>> Optimizer<B, S> {
             norm: scalar(DType::F32)?,
             coefficient: scalar(DType::F32)?,
             finite: scalar(DType::I32)?,
-            learning_rate: scalar(DType::F32)?,
-            step_number: scalar(DType::I32)?,
-            steps: 0,
         })
-    }
-
-    /// Steps taken.
-    pub fn steps(&self) -> i32 {
-        self.steps
     }
 
     /// Global gradient norm before clipping, F32 `[1]`, of the last step.
@@ -200,17 +197,12 @@ impl<B: Backend, S: StateStore<B>> Optimizer<B, S> {
     ///
     /// # Errors
     /// What the store or the device reports.
-    pub fn step(&mut self, backend: &B, stream: &B::Stream, learning_rate: f32) -> Result<()> {
-        self.steps += 1;
-        let bytes = m3_kernels::tensor::as_bytes(std::slice::from_ref(&learning_rate));
-        backend.upload(stream, &self.learning_rate, bytes)?;
-        let bytes = m3_kernels::tensor::as_bytes(std::slice::from_ref(&self.steps));
-        backend.upload(stream, &self.step_number, bytes)?;
+    pub fn step(&mut self, backend: &B, stream: &B::Stream, pace: &Pace<B>) -> Result<()> {
         self.clip(backend, stream)?;
         for bucket in 0..self.buckets.len() {
             let states = self.store.fetch(bucket)?;
             for (trained, state) in self.buckets[bucket].iter().zip(&states) {
-                self.update(backend, stream, trained, state)?;
+                self.update(backend, stream, trained, state, pace)?;
             }
             self.store.put_back(bucket, states)?;
         }
@@ -244,6 +236,7 @@ impl<B: Backend, S: StateStore<B>> Optimizer<B, S> {
         stream: &B::Stream,
         trained: &Trained<B>,
         state: &State<B>,
+        pace: &Pace<B>,
     ) -> Result<()> {
         let AdamWConfig {
             beta1,
@@ -258,8 +251,8 @@ impl<B: Backend, S: StateStore<B>> Optimizer<B, S> {
             exp_avg: &state.exp_avg,
             exp_avg_sq: &state.exp_avg_sq,
             param: &trained.value,
-            learning_rate: &self.learning_rate,
-            step: &self.step_number,
+            learning_rate: &pace.learning_rate,
+            step: &pace.step,
             coefficient: &self.coefficient,
             finite: &self.finite,
             beta1,

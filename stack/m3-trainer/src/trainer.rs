@@ -11,7 +11,7 @@ use m3_spec::dtype::DType;
 
 use crate::batch::Batch;
 use crate::error::Result;
-use crate::optimizer::{Optimizer, StateStore};
+use crate::optimizer::{Optimizer, Pace, StateStore};
 
 /// Activation memory is taken in pieces of this size.
 const CHUNK_BYTES: usize = 16 << 20;
@@ -81,6 +81,7 @@ pub struct Trainer<B: Backend, C, S> {
     arena: Arena<B>,
     stages: Vec<Range<usize>>,
     temperature: Tensor<B>,
+    steps: i32,
 }
 
 impl<B: Backend, C: Communicator<B>, S: StateStore<B>> Trainer<B, C, S> {
@@ -107,6 +108,7 @@ impl<B: Backend, C: Communicator<B>, S: StateStore<B>> Trainer<B, C, S> {
             arena,
             stages,
             temperature,
+            steps: 0,
         })
     }
 
@@ -132,7 +134,12 @@ impl<B: Backend, C: Communicator<B>, S: StateStore<B>> Trainer<B, C, S> {
         self.backward(backend, stream, &packs, &losses)?;
         observer.gradients(&self.model.slices())?;
 
-        self.optimizer.step(backend, stream, learning_rate)?;
+        self.steps += 1;
+        let pace = Pace {
+            learning_rate: Tensor::from_slice(backend, stream, &[learning_rate], [1])?,
+            step: Tensor::from_slice(backend, stream, &[self.steps], [1])?,
+        };
+        self.optimizer.step(backend, stream, &pace)?;
         losses.sum_into(backend, stream, &mut report)?;
         report.grad_norm = self.optimizer.norm().to_vec(backend, stream)?[0];
         report.taken = self.optimizer.finite().to_vec::<i32>(backend, stream)?[0] == 1;

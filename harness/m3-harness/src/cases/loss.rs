@@ -12,7 +12,7 @@ pub(super) fn add<B: Backend>(list: &mut List<B>) {
     list.both("log_prob", "tempered_t90_v512_h64", |lab| {
         score(lab, [90, 512, 64], 0.8)
     });
-    list.both("log_prob", "t257_v16_h64", |lab| {
+    list.both("log_prob", "edge_t257_v16_h64", |lab| {
         score(lab, [257, 16, 64], 1.0)
     });
     list.one("grpo_loss", "n5000", DType::F32, |lab| loss(lab, 5000));

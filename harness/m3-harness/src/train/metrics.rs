@@ -17,33 +17,48 @@ pub struct Gap {
 }
 
 impl Gap {
-    /// Over every response token; both sides were recorded on their own.
+    /// Over every response token; both sides were recorded on their own. NaN, which no gate passes, when a sample lacks a
+    /// value on one side or there is none at all.
     pub fn new(samples: &[Sample], report: &StepReport) -> Self {
+        let paired = samples.len() == report.log_probs.len()
+            && samples
+                .iter()
+                .zip(&report.log_probs)
+                .all(|(s, t)| s.rollout_log_probs.len() == t.len());
         let engine = samples.iter().flat_map(|sample| &sample.rollout_log_probs);
         let trainer = report.log_probs.iter().flatten();
         let differences: Vec<f64> = trainer
             .zip(engine)
             .map(|(&t, &e)| f64::from(t) - f64::from(e))
             .collect();
+        if !paired || differences.is_empty() {
+            let nan = f64::NAN;
+            return Gap {
+                mean: nan,
+                p999: nan,
+                max: nan,
+                k3: nan,
+            };
+        }
         let mut sizes: Vec<f64> = differences.iter().map(|x| x.abs()).collect();
         sizes.sort_by(f64::total_cmp);
-        let count = sizes.len().max(1) as f64;
         Gap {
-            mean: sizes.iter().sum::<f64>() / count,
+            mean: mean(sizes.iter().copied()),
             p999: quantile(&sizes, 0.999),
             max: quantile(&sizes, 1.0),
-            k3: differences.iter().map(|x| x.exp_m1() - x).sum::<f64>() / count,
+            k3: mean(differences.iter().map(|x| x.exp_m1() - x)),
         }
     }
 }
 
-/// The value below which a share of the ascending values lies; NaN sorts last and shows at the top.
+/// The value below which a share of the ascending values lies; NaN sorts last and shows at the top, and is the quantile
+/// of nothing.
 fn quantile(ascending: &[f64], share: f64) -> f64 {
     let rank = (share * ascending.len() as f64).ceil() as usize;
     ascending
         .get(rank.saturating_sub(1))
         .copied()
-        .unwrap_or(0.0)
+        .unwrap_or(f64::NAN)
 }
 
 /// One line of `metrics.jsonl`: a flat object, in the order of insertion.
@@ -69,12 +84,12 @@ impl Line {
     }
 }
 
-/// Mean of values.
+/// Mean of values; NaN of none.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (sum, count) = values
         .into_iter()
         .fold((0.0, 0u32), |(sum, count), x| (sum + x, count + 1));
-    sum / f64::from(count.max(1))
+    sum / f64::from(count)
 }
 
 #[cfg(test)]
@@ -97,6 +112,13 @@ mod tests {
             ..StepReport::default()
         };
         assert_eq!(Gap::new(&[sample(&[-1.0, -2.0])], &report), Gap::default());
+        for missing in [
+            &[sample(&[-1.0])][..],
+            &[],
+            &[sample(&[-1.0, -2.0]), sample(&[-1.0])],
+        ] {
+            assert!(Gap::new(missing, &report).mean.is_nan());
+        }
         let gap = Gap::new(&[sample(&[-1.0, -2.5])], &report);
         assert_eq!((gap.mean, gap.max), (0.25, 0.5));
         assert!((gap.k3 - 0.5 * (0.5f64.exp() - 1.5)).abs() < 1e-12);
