@@ -34,7 +34,7 @@ pub fn failure_block(record: &CaseRecord) -> Option<String> {
     if !others.is_empty() {
         block += &line("also", &shortened(&others));
     }
-    block += &repeat_lines(record, first);
+    block += &repeat_lines(record);
     Some(block)
 }
 
@@ -235,7 +235,7 @@ fn shortened(labels: &[String]) -> String {
     }
 }
 
-fn repeat_lines(record: &CaseRecord, first: &VerdictRecord) -> String {
+fn repeat_lines(record: &CaseRecord) -> String {
     let CaseRecord {
         case,
         seed,
@@ -243,14 +243,13 @@ fn repeat_lines(record: &CaseRecord, first: &VerdictRecord) -> String {
         record: path,
         ..
     } = record;
-    let label = first.label();
-    let mut lines = line(
-        "seed",
-        &format!("0x{seed:x}   inputs {inputs_digest}   record {path}"),
-    );
-    let rerun = format!("m3 gate '{case}' --seed 0x{seed:x} --gate {label} --dump out/");
-    lines += &line("rerun", &rerun);
-    lines + &line("bot", &format!("/rerun-test {case}"))
+    let mut origin = format!("0x{seed:x}   inputs {inputs_digest}");
+    if !path.is_empty() {
+        origin += &format!("   record {path}");
+    }
+    line("seed", &origin)
+        + &line("rerun", &format!("m3 gate '{case}' --seed 0x{seed:x}"))
+        + &line("bot", &format!("/rerun-test {case}"))
 }
 
 /// `0: 91.2 %   1: 8.1 %   2: 0.7 %   3-4: 9   5+: 41`: shares from 0.1 % up, counts below.

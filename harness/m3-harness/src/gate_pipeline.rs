@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use m3_gate::record::{CaseRecord, Device};
-use m3_gate::{GateSet, Operand, Operands, Storage, judge_case};
+use m3_gate::record::{CaseRecord, Device, VerdictRecord};
+use m3_gate::{GateSet, Metric, Operand, Operands, Severity, Storage, Verdict, judge_case};
 use m3_kernels::Backend;
 use m3_spec::decode::{Layout, describe};
 use m3_spec::dtype::DType;
@@ -37,6 +37,38 @@ pub fn run<B: Backend>(
     let mut record = judge(&subject, gates, &case.name, &lab.finish(), seed);
     record.duration_ms = started.elapsed().as_millis() as u64;
     Ok(record)
+}
+
+/// The record of a case that could not run: one ERROR, with what the subject said.
+pub fn refused(device: &Device, case: &str, seed: u64, error: &m3_kernels::Error) -> CaseRecord {
+    let verdict = VerdictRecord {
+        gate: "runs".into(),
+        case: case.to_owned(),
+        step: None,
+        tensor: None,
+        metric: Metric::Value,
+        value: None,
+        op: None,
+        bound: None,
+        bound_text: "the case runs".into(),
+        verdict: Verdict::Error,
+        severity: Severity::Block,
+        source: "analytic, what does not run has not been judged".into(),
+        at: String::new(),
+        series: String::new(),
+        note: Some(error.to_string()),
+        evidence: None,
+    };
+    CaseRecord {
+        case: case.to_owned(),
+        seed,
+        inputs_digest: String::new(),
+        record: String::new(),
+        skipped: None,
+        device: device.clone(),
+        duration_ms: 0,
+        verdicts: vec![verdict],
+    }
 }
 
 /// What is judged, besides its tensors.

@@ -245,7 +245,9 @@ fn no_room_has_a_file_of_an_operation_that_does_not_exist() {
         ("harness/gates", ".toml"),
     ] {
         let found = stems(folder, ending);
-        let orphans = found.difference(&ops).filter(|stem| !WHOLE.contains(&stem.as_str()));
+        let orphans = found
+            .difference(&ops)
+            .filter(|stem| !WHOLE.contains(&stem.as_str()));
         let say = |stem| format!("{folder}/{stem}{ending}: no such operation");
         complaints.extend(orphans.map(say));
     }

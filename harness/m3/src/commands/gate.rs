@@ -89,8 +89,12 @@ fn judge<B: Backend>(backend: &B, args: &Args) -> Result<Vec<CaseRecord>, Failur
     let chosen = cases::all::<B>()
         .into_iter()
         .filter(|case| case.name.contains(&args.filter));
-    let record = |case| gate_pipeline::run(backend, &device, &gates, &case, args.seed);
-    Ok(chosen.map(record).collect::<Result<_, _>>()?)
+    let record = |case: cases::Case<B>| {
+        let judged = gate_pipeline::run(backend, &device, &gates, &case, args.seed);
+        judged
+            .unwrap_or_else(|error| gate_pipeline::refused(&device, &case.name, args.seed, &error))
+    };
+    Ok(chosen.map(record).collect())
 }
 
 fn record_device<B: Backend>(backend: &B) -> RecordDevice {
