@@ -104,4 +104,52 @@ pub enum Error {
         /// What the probe found.
         reason: String,
     },
+    /// A library of CUDA is not on the loader's path.
+    #[error(
+        "cannot load {library}, tried {tried}; put its folder on LD_LIBRARY_PATH or use --device cpu"
+    )]
+    Library {
+        /// What is missing.
+        library: &'static str,
+        /// File names that were tried.
+        tried: String,
+    },
+    /// The GPU is older than the kernels allow.
+    #[error(
+        "{device} has compute capability {major}.{minor}, the kernels need 8.0 or above; use --device cpu"
+    )]
+    UnsupportedArch {
+        /// Name of the GPU.
+        device: String,
+        /// Compute capability.
+        major: i32,
+        /// Compute capability.
+        minor: i32,
+    },
+    /// A kernel's source did not compile.
+    #[error("{source_file} does not compile for {arch}:\n{log}")]
+    Compile {
+        /// File of the kernel.
+        source_file: &'static str,
+        /// Target.
+        arch: String,
+        /// What the compiler printed.
+        log: String,
+    },
+    /// The device reported an error.
+    #[error("{op}: {what}")]
+    Device {
+        /// Operation.
+        op: &'static str,
+        /// Launch or call, with shapes, and the device's own words.
+        what: String,
+    },
+    /// The backend has no kernel for an operation.
+    #[error("{op} is not built for {backend} yet; use --device cpu")]
+    NotBuilt {
+        /// Operation.
+        op: &'static str,
+        /// Backend.
+        backend: &'static str,
+    },
 }

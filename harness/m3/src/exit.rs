@@ -96,7 +96,10 @@ impl Display for Failure {
 impl From<m3_kernels::Error> for Failure {
     fn from(error: m3_kernels::Error) -> Self {
         let code = match &error {
-            m3_kernels::Error::NoDevice { .. } => Code::NoDevice,
+            m3_kernels::Error::NoDevice { .. }
+            | m3_kernels::Error::Library { .. }
+            | m3_kernels::Error::UnsupportedArch { .. } => Code::NoDevice,
+            m3_kernels::Error::Compile { .. } => Code::KernelBuild,
             m3_kernels::Error::Index { .. } => Code::Usage,
             _ => Code::Unexpected,
         };

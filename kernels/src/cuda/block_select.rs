@@ -1,0 +1,14 @@
+//! Not built yet.
+
+use super::stream::Enqueue;
+use super::{CudaBackend, not_built};
+use crate::error::Result;
+use crate::ops;
+
+pub(super) fn block_select(
+    queue: &mut Enqueue<'_>,
+    args: &ops::BlockSelect<'_, CudaBackend>,
+) -> Result<()> {
+    args.dims()?;
+    Err(not_built(queue.op))
+}

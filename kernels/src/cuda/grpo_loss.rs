@@ -1,0 +1,14 @@
+//! Not built yet.
+
+use super::stream::Enqueue;
+use super::{CudaBackend, not_built};
+use crate::error::Result;
+use crate::ops;
+
+pub(super) fn grpo_loss(
+    queue: &mut Enqueue<'_>,
+    args: &ops::GrpoLoss<'_, CudaBackend>,
+) -> Result<()> {
+    args.dims()?;
+    Err(not_built(queue.op))
+}
