@@ -11,13 +11,14 @@ use rayon::prelude::*;
 
 use super::CpuBackend;
 use super::access::{Access, Storage, View, ViewMut, sequences, with_storage};
+use super::attention::mask::Queries;
 use super::gemm::{Matrix, MatrixMut, PackedB, Scratch, gemm_packed};
 use super::simd::{self, dispatch};
 use crate::error::{Error, Result};
 use crate::ops;
 
 /// Queries of a task: 512 rows at four index heads, beside which packing a tile of keys costs little.
-const TASK_QUERIES: usize = 128;
+pub(super) const TASK_QUERIES: usize = 128;
 /// Keys of a tile.
 const TILE_KEYS: usize = 256;
 /// Rows whose scores are held at a time; 192 KiB of a tile.
@@ -53,14 +54,15 @@ pub(super) fn msa_score(_: &CpuBackend, args: &ops::MsaScore<'_, CpuBackend>) ->
         })
         .collect();
     with_storage!(args.index_q.dtype(), T => {
-        let op = Score {
-            index_q: access.read::<T>(args.index_q),
-            index_k: access.read::<T>(args.index_k),
-            scores,
-            block: args.block,
-        };
-        tasks.into_par_iter().with_max_len(1).for_each(|(sequence, queries)| {
-            BUFFERS.with_borrow_mut(|buffers| op.run(sequence, queries, buffers));
+        let op = Score { index_q: access.read::<T>(args.index_q), scores, block: args.block };
+        let index_k = access.read::<T>(args.index_k);
+        tasks.into_par_iter().with_max_len(1).for_each(|(sequence, rows)| {
+            let position = rows.start - sequence.start;
+            let queries = Queries { rows, position, keys: sequence.len() };
+            op.run(&queries, |keys, packed| {
+                let keys = sequence.start + keys.start..sequence.start + keys.end;
+                packed.pack(matrix(index_k, keys).transposed());
+            });
         });
     });
     Ok(())
@@ -78,31 +80,46 @@ struct Buffers {
     products: Vec<f32>,
 }
 
-struct Score<'a, T> {
-    index_q: View<'a, T>,
-    index_k: View<'a, T>,
-    scores: ViewMut<'a, f32>,
-    block: usize,
+/// The scores of some queries at a time; tasks write disjoint ones.
+pub(super) struct Score<'a, T> {
+    /// `[rows, Hi, Di]`
+    pub(super) index_q: View<'a, T>,
+    /// Written; `[Hi, rows, max_blocks]`.
+    pub(super) scores: ViewMut<'a, f32>,
+    /// Tokens per block.
+    pub(super) block: usize,
 }
 
 impl<T: Storage> Score<'_, T> {
-    fn run(&self, sequence: &Range<usize>, queries: Range<usize>, buffers: &mut Buffers) {
+    /// Scores of queries of one sequence; `pack` packs the transposed index keys of a range of its positions.
+    pub(super) fn run(&self, queries: &Queries, pack: impl Fn(Range<usize>, &mut PackedB)) {
+        // A task runs no other task before it is finished, so the buffers are never borrowed twice.
+        BUFFERS.with_borrow_mut(|buffers| self.walk(queries, pack, buffers));
+    }
+
+    fn walk(
+        &self,
+        queries: &Queries,
+        pack: impl Fn(Range<usize>, &mut PackedB),
+        buffers: &mut Buffers,
+    ) {
         let (heads, head_dim) = (self.index_q.shape()[1], self.index_q.shape()[2]);
         buffers.queries.clear();
-        for query in queries.clone() {
+        for row in queries.rows.clone() {
             for head in 0..heads {
                 // SAFETY: a query's scores belong to one task.
-                unsafe { self.scores.row_mut([head, query]) }.fill(f32::NEG_INFINITY);
-                let row = self.index_q.row([query, head]);
+                unsafe { self.scores.row_mut([head, row]) }.fill(f32::NEG_INFINITY);
+                let row = self.index_q.row([row, head]);
                 buffers.queries.extend(row.iter().map(|x| x.to_f32()));
             }
         }
-        let all = Matrix::row_major(&buffers.queries, queries.len() * heads, head_dim);
-        for first in (sequence.start..queries.end).step_by(TILE_KEYS) {
-            let keys = first..queries.end.min(first + TILE_KEYS);
-            buffers.keys.pack(self.keys(keys.clone()).transposed());
+        let all = Matrix::row_major(&buffers.queries, queries.rows.len() * heads, head_dim);
+        let seen_keys = queries.position + queries.rows.len();
+        for first in (0..seen_keys).step_by(TILE_KEYS) {
+            let keys = first..seen_keys.min(first + TILE_KEYS);
+            pack(keys.clone(), &mut buffers.keys);
             // The first query that sees a key of this tile.
-            let seen = first.saturating_sub(queries.start) * heads;
+            let seen = first.saturating_sub(queries.position) * heads;
             for top in (seen..all.rows()).step_by(BATCH_ROWS) {
                 let rows = top..all.rows().min(top + BATCH_ROWS);
                 buffers.products.resize(BATCH_ROWS * TILE_KEYS, 0.0);
@@ -110,23 +127,24 @@ impl<T: Storage> Score<'_, T> {
                 let batch = all.block(rows.clone(), 0..head_dim);
                 gemm_packed(&mut buffers.gemm, batch, &buffers.keys, products, false);
                 for (row, products) in rows.zip(buffers.products.chunks_exact(keys.len())) {
-                    let (query, head) = (queries.start + row / heads, row % heads);
-                    let visible = (query + 1 - first).min(keys.len());
+                    let (query, head) = (row / heads, row % heads);
+                    let visible = (queries.position + query + 1 - first).min(keys.len());
                     // SAFETY: as above.
-                    let scores = unsafe { self.scores.row_mut([head, query]) };
-                    let at = first - sequence.start;
-                    block_maxima(&products[..visible], at, self.block, scores);
+                    let scores = unsafe { self.scores.row_mut([head, queries.rows.start + query]) };
+                    block_maxima(&products[..visible], first, self.block, scores);
                 }
             }
         }
     }
+}
 
-    fn keys(&self, keys: Range<usize>) -> Matrix<'_, T> {
-        let (strides, head_dim) = (self.index_k.strides(), self.index_k.shape()[2]);
-        let start = self.index_k.as_ptr().wrapping_add(keys.start * strides[0]);
-        // SAFETY: rows of the view, whose innermost axis is dense; nothing writes them during the operation.
-        unsafe { Matrix::from_raw(start, [keys.len(), head_dim], [strides[0], 1]) }
-    }
+/// Rows `tokens` of the index keys `[T, 1, Di]`.
+fn matrix<T: Storage>(index_k: View<'_, T>, tokens: Range<usize>) -> Matrix<'_, T> {
+    let (strides, head_dim) = (index_k.strides(), index_k.shape()[2]);
+    let start = index_k.as_ptr().wrapping_add(tokens.start * strides[0]);
+    let stride = strides[0];
+    // SAFETY: rows of the view, whose innermost axis is dense; nothing writes them during the operation.
+    unsafe { Matrix::from_raw(start, [tokens.len(), head_dim], [stride, 1]) }
 }
 
 dispatch! {

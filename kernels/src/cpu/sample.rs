@@ -35,7 +35,10 @@ pub(super) fn sample(_: &CpuBackend, args: &ops::Sample<'_, CpuBackend>) -> Resu
     let settings = Settings::read(&held, args)?;
     let logits = held.read::<f32>(args.logits);
     let counters = held.read::<i32>(args.counters).as_slice();
-    let (tokens, log_prob) = (held.write::<i32>(args.tokens), held.write::<f32>(args.log_prob));
+    let (tokens, log_prob) = (
+        held.write::<i32>(args.tokens),
+        held.write::<f32>(args.log_prob),
+    );
     let philox = Philox::new(args.seed, Stream::Sampler);
     (0..dims.rows).into_par_iter().for_each(|r| {
         let counter = [0, 1, 2].map(|part| counters[3 * r + part] as u32);
@@ -57,7 +60,9 @@ impl Settings {
         let top_p = held.read::<f32>(args.top_p).at([0]);
         let refused = |what: String| Err(Error::Argument { op: "sample", what });
         if !(temperature > 0.0 && temperature.is_finite()) {
-            return refused(format!("temperature {temperature} must be finite and above 0"));
+            return refused(format!(
+                "temperature {temperature} must be finite and above 0"
+            ));
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
             return refused(format!("top_p {top_p} must be above 0 and at most 1"));
@@ -65,7 +70,11 @@ impl Settings {
         let Ok(top_k) = usize::try_from(top_k) else {
             return refused(format!("top_k {top_k} must not be negative"));
         };
-        Ok(Settings { temperature, top_k, top_p })
+        Ok(Settings {
+            temperature,
+            top_k,
+            top_p,
+        })
     }
 }
 
@@ -107,7 +116,10 @@ fn kept(logits: &[f32], settings: Settings) -> Vec<usize> {
     if settings.top_p < 1.0 {
         let tempered = |id: usize| f64::from(logits[id] / settings.temperature);
         let top = ids.first().map_or(0.0, |&id| tempered(id));
-        let weights: Vec<f64> = ids.iter().map(|&id| m3_spec::math::exp(tempered(id) - top)).collect();
+        let weights: Vec<f64> = ids
+            .iter()
+            .map(|&id| m3_spec::math::exp(tempered(id) - top))
+            .collect();
         let wanted = f64::from(settings.top_p) * weights.iter().sum::<f64>();
         let mut mass = 0.0;
         let enough = weights.iter().position(|weight| {
@@ -126,7 +138,10 @@ fn score(logits: &[f32], token: usize, temperature: f32) -> f32 {
     let mut sums = TileSums::default();
     for tile in logits.chunks(VOCAB_TILE) {
         let mut tempered = tile.to_vec();
-        sums = merge(sums, tile_sums(&mut tempered, &mut exps[..tile.len()], temperature));
+        sums = merge(
+            sums,
+            tile_sums(&mut tempered, &mut exps[..tile.len()], temperature),
+        );
     }
     sums.log_prob(logits[token] / temperature)
 }
@@ -137,7 +152,11 @@ mod tests {
     use crate::Backend;
     use crate::tensor::Tensor;
 
-    const WHOLE: Settings = Settings { temperature: 1.0, top_k: 0, top_p: 1.0 };
+    const WHOLE: Settings = Settings {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+    };
 
     fn philox() -> Philox {
         Philox::new(42, Stream::Sampler)
@@ -155,14 +174,26 @@ mod tests {
             let share = f64::from(logit).exp() / total;
             // Four standard deviations of a binomial share.
             let bound = 4.0 * (share * (1.0 - share) / 20_000.0).sqrt();
-            assert!((f64::from(*count) / 20_000.0 - share).abs() <= bound, "{counts:?}");
+            assert!(
+                (f64::from(*count) / 20_000.0 - share).abs() <= bound,
+                "{counts:?}"
+            );
         }
     }
 
     #[test]
     fn top_k_and_top_p_keep_the_largest_and_the_lower_id_on_ties() {
         let logits = [1.0, 3.0, 3.0, 2.0, 3.0];
-        let keep = |top_k, top_p| kept(&logits, Settings { top_k, top_p, ..WHOLE });
+        let keep = |top_k, top_p| {
+            kept(
+                &logits,
+                Settings {
+                    top_k,
+                    top_p,
+                    ..WHOLE
+                },
+            )
+        };
         assert_eq!(keep(2, 1.0), [1, 2]);
         assert_eq!(keep(0, 1e-6), [1]);
         assert_eq!(keep(4, 0.99), [1, 2, 3, 4]);
@@ -186,14 +217,17 @@ mod tests {
     #[test]
     fn the_draws_of_a_seed_are_pinned() {
         let logits: Vec<f32> = (0..16).map(|id| ((id * 5) % 13) as f32 / 4.0).collect();
-        let tokens: Vec<usize> =
-            (0..8).map(|position| draw(&logits, WHOLE, &philox(), [5, 3, position])).collect();
+        let tokens: Vec<usize> = (0..8)
+            .map(|position| draw(&logits, WHOLE, &philox(), [5, 3, position]))
+            .collect();
         let slow = |position| {
             let noisy = |id: usize| {
                 let word = philox().sampler_word(5, 3, position, id as u32);
                 f64::from(logits[id]) - (-unit_open(word).ln()).ln()
             };
-            (0..16).max_by(|&a, &b| noisy(a).total_cmp(&noisy(b))).unwrap()
+            (0..16)
+                .max_by(|&a, &b| noisy(a).total_cmp(&noisy(b)))
+                .unwrap()
         };
         assert_eq!(tokens, (0..8).map(slow).collect::<Vec<_>>());
     }

@@ -47,7 +47,7 @@ pub(super) fn tile_map(_: &CpuBackend, args: &ops::TileMap<'_, CpuBackend>) -> R
 }
 
 /// Row of every sequence's first block, and the number of rows at the end.
-fn first_rows(sequences: &[std::ops::Range<usize>], block: usize) -> Vec<usize> {
+pub(super) fn first_rows(sequences: &[std::ops::Range<usize>], block: usize) -> Vec<usize> {
     let mut rows = vec![0];
     for sequence in sequences {
         rows.push(rows[rows.len() - 1] + sequence.len().div_ceil(block));

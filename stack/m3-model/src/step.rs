@@ -211,6 +211,7 @@ impl<B: Backend, C: Communicator<B>> Step<'_, B, C> {
         flight: &mut Flight<B>,
         stage: usize,
     ) -> Result<()> {
+        self.begin_backward(ctx, flight)?;
         flight.recomputed_from = Some(ctx.arena.mark());
         let out = Output::new(ctx, self.model.config.hidden_size)?;
         let saved = self.layers(ctx, stage, &flight.inputs[stage], &out, &mut |_, _| Ok(()))?;
@@ -224,10 +225,8 @@ impl<B: Backend, C: Communicator<B>> Step<'_, B, C> {
         flight: &mut Flight<B>,
         stage: usize,
     ) -> Result<()> {
+        self.begin_backward(ctx, flight)?;
         let before = flight.recomputed_from.take();
-        if flight.gradients.is_none() {
-            flight.gradients = Some(self.head_backward(ctx, flight)?);
-        }
         let mark = before.unwrap_or_else(|| ctx.arena.mark());
         let saved = flight.saved[stage].take();
         let (Some(saved), Some([d_out, dx])) = (saved, &mut flight.gradients) else {
@@ -254,6 +253,14 @@ impl<B: Backend, C: Communicator<B>> Step<'_, B, C> {
             self.backend.embedding_backward(self.stream, &args)?;
         }
         ctx.arena.reset(mark);
+        Ok(())
+    }
+
+    /// Runs the head's gradients if they have not run. Their memory outlives every stage's, so this comes before any mark.
+    fn begin_backward(&self, ctx: &mut Context<'_, B>, flight: &mut Flight<B>) -> Result<()> {
+        if flight.gradients.is_none() {
+            flight.gradients = Some(self.head_backward(ctx, flight)?);
+        }
         Ok(())
     }
 
