@@ -12,6 +12,7 @@ pub mod logprobs;
 pub mod rooms;
 pub mod train;
 pub mod train_pipeline;
+pub mod whole_model;
 
 pub use error::{Error, Result};
 

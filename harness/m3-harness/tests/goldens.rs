@@ -8,10 +8,11 @@ use m3_gate::record::Device;
 use m3_gate::{Storage, failure_block, failure_line};
 use m3_harness::gate_pipeline::{self, Subject};
 use m3_harness::goldens::{Golden, Mode};
-use m3_harness::lab::Judged;
-use m3_harness::{gates, today};
+use m3_harness::lab::{Judged, Outcome};
+use m3_harness::{gates, today, whole_model};
 use m3_kernels::Backend;
 use m3_kernels::cpu::CpuBackend;
+use m3_spec::dtype::DType;
 
 /// Largest ratio of this model's bf16 error to transformers' own, over all goldens together.
 const BF16_RATIO_MAX: f64 = 1.0;
@@ -26,10 +27,21 @@ fn main() -> ExitCode {
             ("bf16", Mode::Bf16),
             ("rollout", Mode::Rollout { prefill: 17 }),
         ];
+        for (word, storage) in [("model_f32", DType::F32), ("model_bf16", DType::BF16)] {
+            let (name, golden) = (format!("golden::{word}/{}", golden.name()), golden.clone());
+            let outcomes =
+                move |backend: &CpuBackend| whole_model::outcomes(&golden, backend, storage);
+            trials.push(trial(name, storage, outcomes));
+        }
         for (word, mode) in modes {
             let (name, golden) = (format!("golden::{word}/{}", golden.name()), golden.clone());
-            trials.push(Trial::test(name.clone(), move || {
-                judge(&name, &golden, mode)
+            let storage = if mode == Mode::Bf16 {
+                DType::BF16
+            } else {
+                DType::F32
+            };
+            trials.push(trial(name, storage, move |backend| {
+                golden.outcomes(backend, mode)
             }));
         }
     }
@@ -44,20 +56,34 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden")
 }
 
-fn judge(name: &str, golden: &Golden, mode: Mode) -> Result<(), Failed> {
-    let backend = CpuBackend::default();
+fn trial(
+    name: String,
+    storage: DType,
+    outcomes: impl Fn(&CpuBackend) -> m3_harness::Result<Vec<Outcome>> + Send + 'static,
+) -> Trial {
+    Trial::test(name.clone(), move || {
+        let backend = CpuBackend::default();
+        judge(&backend, &name, storage, outcomes(&backend)?)
+    })
+}
+
+fn judge(
+    backend: &CpuBackend,
+    name: &str,
+    storage: DType,
+    outcomes: Vec<Outcome>,
+) -> Result<(), Failed> {
     let device = Device {
         name: backend.name(),
         arch: "cpu".into(),
         ..Device::default()
     };
     let gates = gates::all(today())?;
-    let outcomes = golden.outcomes(&backend, mode)?;
     let lab = Judged {
         outcomes,
         ..Judged::default()
     };
-    let storage = if mode == Mode::Bf16 {
+    let storage = if storage == DType::BF16 {
         Storage::Bf16
     } else {
         Storage::F32
