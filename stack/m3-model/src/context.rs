@@ -168,36 +168,51 @@ impl HostPack {
         number: usize,
         sequence: &[i64],
     ) -> std::result::Result<(), Error> {
-        let refused = |what: String| Err(Error::Input(format!("sequence {number}: {what}")));
-        let (vocab, positions) = (config.vocab_size, config.max_position_embeddings);
-        if sequence.is_empty() {
-            return refused("it is empty; drop it or give it a token".into());
-        }
-        if sequence.len() > positions {
-            let length = sequence.len();
-            return refused(format!(
-                "{length} tokens are more than the model's {positions} positions"
-            ));
-        }
-        for (position, &id) in sequence.iter().enumerate() {
-            let in_range = usize::try_from(id).is_ok_and(|id| id < vocab);
-            let (true, Ok(id)) = (in_range, i32::try_from(id)) else {
-                return refused(format!(
-                    "token {position} is {id}, outside the vocabulary 0..{vocab}"
-                ));
-            };
-            self.ids.push(id);
-            self.positions.push(position as i32);
-        }
-        let start = self.targets.len();
+        check_sequence(config, number, sequence)?;
+        let start = self.ids.len();
+        self.ids.extend(sequence.iter().map(|&id| id as i32));
+        self.positions.extend(0..sequence.len() as i32);
         self.targets.extend_from_slice(&self.ids[start + 1..]);
         self.targets.push(-1);
         self.longest = self.longest.max(sequence.len());
         let Ok(end) = i32::try_from(self.ids.len()) else {
-            return refused("the pack exceeds 2^31 tokens; split it".into());
+            let what = format!("sequence {number}: the pack exceeds 2^31 tokens; split it");
+            return Err(Error::Input(what));
         };
         self.cu_seqlens.push(end);
         Ok(())
+    }
+}
+
+/// Whether the model can read a sequence; `number` is its place among those given.
+///
+/// # Errors
+/// [`Error::Input`] for an empty sequence, one longer than the model's positions, or a token id outside the vocabulary.
+pub fn check_sequence(
+    config: &TextConfig,
+    number: usize,
+    sequence: &[i64],
+) -> std::result::Result<(), Error> {
+    let refused = |what: String| Err(Error::Input(format!("sequence {number}: {what}")));
+    let (vocab, positions) = (config.vocab_size, config.max_position_embeddings);
+    if sequence.is_empty() {
+        return refused("it is empty; drop it or give it a token".into());
+    }
+    if sequence.len() > positions {
+        let length = sequence.len();
+        return refused(format!(
+            "{length} tokens are more than the model's {positions} positions"
+        ));
+    }
+    let stray = |id: &i64| !usize::try_from(*id).is_ok_and(|id| id < vocab);
+    match sequence.iter().position(stray) {
+        Some(at) => {
+            let id = sequence[at];
+            refused(format!(
+                "token {at} is {id}, outside the vocabulary 0..{vocab}"
+            ))
+        }
+        None => Ok(()),
     }
 }
 

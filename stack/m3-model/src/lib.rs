@@ -15,7 +15,7 @@ pub mod parameters;
 pub mod schedule;
 pub mod step;
 
-pub use context::{Cache, Constants, Context, LayerPages, Pack, Placed, Replay};
+pub use context::{Cache, Constants, Context, LayerPages, Pack, Placed, Replay, check_sequence};
 pub use error::{Error, Result};
 pub use model::Model;
 pub use parameters::{Parameter, Sharding, Slice};

@@ -6,7 +6,7 @@ use m3_comm::Solo;
 use m3_kernels::{Arena, Backend, Tensor, ops};
 use m3_model::layer::Saved;
 use m3_model::schedule;
-use m3_model::{Constants, Hooks, Model, Pack, Placed, Scores, Step};
+use m3_model::{Constants, Hooks, Model, Pack, Placed, Scores, Step, check_sequence};
 use m3_spec::config::TextConfig;
 use m3_spec::dtype::DType;
 
@@ -209,8 +209,13 @@ impl<B: Backend> Engine<B> {
         temperature: f32,
         prefill: usize,
     ) -> Result<Vec<Vec<f32>>> {
-        for sequence in sequences {
-            self.fits(sequence)?;
+        if sequences.is_empty() {
+            return Err(Error::Input(
+                "there is no sequence; give at least one".into(),
+            ));
+        }
+        for (number, sequence) in sequences.iter().enumerate() {
+            self.fits(number, sequence, 0)?;
         }
         let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
         let config = self.model.config.clone();
@@ -267,39 +272,22 @@ impl<B: Backend> Engine<B> {
         if !(top_p > 0.0 && top_p <= 1.0) {
             return refused(format!("top_p {top_p} must be above 0 and at most 1"));
         }
-        for prompt in prompts {
-            self.fits(&prompt.tokens)?;
-            let total = prompt.tokens.len() + sampling.max_new_tokens;
-            let limit = self.constants.cos_sin.shape()[0];
-            if total > limit {
-                return refused(format!(
-                    "prompt and response of {total} tokens exceed {limit} positions"
-                ));
-            }
+        for (number, prompt) in prompts.iter().enumerate() {
+            self.fits(number, &prompt.tokens, sampling.max_new_tokens)?;
         }
         Ok(())
     }
 
-    fn fits(&self, tokens: &[i64]) -> Result<()> {
-        let (vocab, limit) = (
-            self.model.config.vocab_size as i64,
-            self.constants.cos_sin.shape()[0],
-        );
-        if tokens.is_empty() || tokens.len() > limit {
-            let length = tokens.len();
-            return Err(Error::Input(format!(
-                "a sequence has {length} tokens, from 1 to {limit} fit"
-            )));
+    /// The model can read the sequence and the engine's tables reach over it.
+    fn fits(&self, number: usize, tokens: &[i64], more: usize) -> Result<()> {
+        check_sequence(&self.model.config, number, tokens)?;
+        let (total, limit) = (tokens.len() + more, self.constants.cos_sin.shape()[0]);
+        if total > limit {
+            let what =
+                format!("sequence {number}: {total} tokens exceed the engine's {limit} positions");
+            return Err(Error::Input(what));
         }
-        match tokens.iter().position(|id| !(0..vocab).contains(id)) {
-            Some(at) => {
-                let id = tokens[at];
-                Err(Error::Input(format!(
-                    "token {at} is {id}, outside the vocabulary 0..{vocab}"
-                )))
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Runs the rows and draws one token for every sequence of the batch.

@@ -169,6 +169,15 @@ impl Request {
                 "temperature {given} must be above 0 and finite"
             )));
         }
+        let trainer_only = [
+            ("--backward", self.backward),
+            ("--dump", self.dump.is_some()),
+            ("--replay", self.replay.is_some()),
+        ];
+        let given = trainer_only.iter().find(|(_, given)| *given);
+        if let (Side::Rollout { .. }, Some((flag, _))) = (self.side, given) {
+            return Err(Error::Input(format!("{flag} needs --engine trainer")));
+        }
         [&self.dump, &self.json]
             .into_iter()
             .flatten()
