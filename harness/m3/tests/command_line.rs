@@ -70,7 +70,7 @@ fn an_absent_gpu_ends_with_121() {
     refused(
         &["train", "--device", "cuda:3"],
         121,
-        &["GPU 3", "--device cpu"],
+        &["no CUDA device", "--device cpu"],
     );
 }
 
