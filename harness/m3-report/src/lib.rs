@@ -1,17 +1,24 @@
 //! Reports from records: terminal, JSON, JUnit and HTML.
 //!
 //! **Absent on purpose**: tensors, gates, devices, files. Everything is made from the [`Run`] and
-//! its [`CaseRecord`]s, so that a report can be made again, elsewhere and later.
+//! its [`CaseRecord`]s, or from a [`TrainRun`] and its verdicts, so that a report can be made
+//! again, elsewhere and later.
 
+mod gate_rows;
 mod html;
 mod json_lines;
 mod junit;
+mod page;
+mod plot;
 mod terminal;
+mod train;
 
+pub use gate_rows::{GateRow, gate_rows};
 pub use html::html;
 pub use json_lines::{ReadError, json_lines, read_json_lines};
 pub use junit::junit;
 pub use terminal::terminal;
+pub use train::{TrainRun, train_html};
 
 use m3_gate::record::{CaseRecord, Run};
 use m3_gate::{Verdict, is_green};
