@@ -1,7 +1,7 @@
 //! The CPU backend: tiled, threaded, with the rounding points of the GPU kernels. A subject of the gates, not an oracle.
 //!
-//! Operations run at once, on the backend's own thread pool; a stream is only an order. Every reduction has a fixed
-//! order, so the number of threads never shows in the bits.
+//! Operations run at once, one at a time, on the backend's own thread pool; a stream is only an order. Every reduction
+//! has a fixed order, so the number of threads never shows in the bits.
 
 mod access;
 mod adamw;
@@ -32,7 +32,7 @@ mod swigluoai;
 mod tile_map;
 mod transfer;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{Backend, for_each_operation};
 use crate::error::{Error, Result};
@@ -46,6 +46,9 @@ pub use buffer::CpuBuffer;
 #[derive(Clone)]
 pub struct CpuBackend {
     pool: Arc<rayon::ThreadPool>,
+    /// Held by the one operation that runs on the pool. A worker that waits for tasks of its operation would otherwise
+    /// take up the next one, and wait for itself where both use one buffer.
+    turn: Arc<Mutex<()>>,
 }
 
 /// Operations run when they are enqueued, so a stream holds nothing.
@@ -73,6 +76,7 @@ impl CpuBackend {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         Ok(CpuBackend {
             pool: Arc::new(pool.map_err(|error| refused(error.to_string()))?),
+            turn: Arc::default(),
         })
     }
 
@@ -125,6 +129,7 @@ macro_rules! implement {
             }
 
             $(fn $name(&self, _: &CpuStream, args: &ops::$args<'_, Self>) -> Result<()> {
+                let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
                 self.pool.install(|| $module::$name(self, args))
             })*
         }
