@@ -229,17 +229,13 @@ impl Gradient<'_> {
         delta: ViewMut<'_, f32>,
     ) {
         let (o, d_o) = (access.read::<T>(o), access.read::<T>(d_o));
-        (0..self.dims.tokens).into_par_iter().for_each_init(
-            || (Vec::new(), Vec::new()),
-            |(wide_d_o, wide_o), token| {
-                for head in 0..self.dims.q_heads {
-                    let (d_o, o) = (d_o.row([token, head]), o.row([token, head]));
-                    let sum = softmax::delta(d_o, o, wide_d_o, wide_o);
-                    // SAFETY: a token belongs to one task.
-                    unsafe { delta.set([token, head], sum) };
-                }
-            },
-        );
+        (0..self.dims.tokens).into_par_iter().for_each(|token| {
+            for head in 0..self.dims.q_heads {
+                let sum = softmax::delta(d_o.row([token, head]), o.row([token, head]));
+                // SAFETY: a token belongs to one task.
+                unsafe { delta.set([token, head], sum) };
+            }
+        });
     }
 }
 

@@ -98,13 +98,11 @@ dispatch! {
         }
     }
 
-    /// delta = Σ dO · O.
-    pub(super) fn delta<T: Storage>(d_o: &[T], o: &[T], wide_d_o: &mut Vec<f32>, wide_o: &mut Vec<f32>) -> f32 {
-        wide_d_o.clear();
-        wide_d_o.extend(d_o.iter().map(|x| x.to_f32()));
-        wide_o.clear();
-        wide_o.extend(o.iter().map(|x| x.to_f32()));
-        simd::dot(wide_d_o, wide_o)
+    /// delta = Σ dO · O, in the order of the products that give dP: a query with one visible key, where both are the same
+    /// sum, has a gradient of exactly 0.
+    pub(super) fn delta<T: Storage>(d_o: &[T], o: &[T]) -> f32 {
+        let pairs = d_o.iter().zip(o);
+        pairs.fold(0.0, |sum, (d_o, o)| d_o.to_f32().mul_add(o.to_f32(), sum))
     }
 
     /// Rounds scale · sum; +0 stays +0 whatever the sign of the scale.
