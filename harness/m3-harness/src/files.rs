@@ -19,7 +19,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let mut staged = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
+    let mut staged = staged(parent).map_err(failed)?;
     staged.write_all(bytes).map_err(failed)?;
     staged.as_file().sync_all().map_err(failed)?;
     staged.persist(path).map_err(|error| failed(error.error))?;
@@ -27,6 +27,17 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     File::open(parent)
         .and_then(|directory| directory.sync_all())
         .map_err(failed)
+}
+
+/// A new file with the permissions that the process gives its files, where temporary ones are private.
+fn staged(parent: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(parent)
 }
 
 /// Refuses an output path that could not be written, before any work is done for it.

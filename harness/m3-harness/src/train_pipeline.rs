@@ -9,10 +9,12 @@ use std::time::Instant;
 
 use m3_checkpoint::{Checkpoint, Synthetic, Writer, plan, synthetic};
 use m3_comm::Solo;
+use m3_gate::record::Device;
 use m3_kernels::Backend;
 use m3_model::layer::Saved;
 use m3_model::schedule::Keep;
 use m3_model::{Model, Slice};
+use m3_report::TrainRun;
 use m3_rollout::{Engine, Generation, Sampling, SyncReport, WeightSync};
 use m3_spec::config::Config;
 use m3_spec::dtype::DType;
@@ -94,13 +96,53 @@ pub fn run<B: Backend>(
         &checkpoint,
         &out.dir.join("checkpoint"),
     )?;
-    out.verdicts(&gates)?;
     let prompts = (recipe.train.steps * recipe.data.prompts) as u32;
-    Ok(Outcome {
+    let best_blind_reward = run.echo.best_blind_reward(prompts);
+    let outcome = Outcome {
         gates,
         metrics,
-        best_blind_reward: run.echo.best_blind_reward(prompts),
-    })
+        best_blind_reward,
+    };
+    out.finish(
+        &outcome,
+        &described(backend, recipe, options, &run.trainer.model),
+    )?;
+    Ok(outcome)
+}
+
+/// What the report says of a run besides its numbers.
+struct Described {
+    recipe: String,
+    seed: u64,
+    model: String,
+    device: Device,
+}
+
+fn described<B: Backend>(
+    backend: &B,
+    recipe: &Recipe,
+    options: &Options,
+    model: &Model<B, Solo>,
+) -> Described {
+    let from = match &recipe.model.path {
+        Some(path) => path.display().to_string(),
+        None => format!("{} from random weights", recipe.model.config),
+    };
+    let weights: usize = model
+        .slices()
+        .iter()
+        .map(|slice| slice.value.elements())
+        .sum();
+    Described {
+        recipe: recipe.name.clone(),
+        seed: options.seed,
+        model: format!("{from}, {}, {weights} weights", recipe.model.dtype),
+        device: Device {
+            name: backend.name(),
+            arch: arch(backend).into(),
+            ..Device::default()
+        },
+    }
 }
 
 /// Both sides of a run and what lies between them.
@@ -516,8 +558,21 @@ impl Output {
         })
     }
 
-    fn verdicts(&self, gates: &RunGates) -> Result<()> {
-        let text = m3_gate::verdicts_json(&gates.verdicts);
-        files::write_whole(&self.dir.join("verdicts.json"), text.as_bytes())
+    /// Writes the verdicts and the report.
+    fn finish(&self, outcome: &Outcome, described: &Described) -> Result<()> {
+        let verdicts = &outcome.gates.verdicts;
+        let text = m3_gate::verdicts_json(verdicts);
+        files::write_whole(&self.dir.join("verdicts.json"), text.as_bytes())?;
+        let page = m3_report::train_html(&TrainRun {
+            recipe: described.recipe.clone(),
+            seed: described.seed,
+            model: described.model.clone(),
+            device: described.device.clone(),
+            commit: None,
+            steps: outcome.metrics.iter().map(Line::values).collect(),
+            verdicts,
+            best_blind_reward: Some(outcome.best_blind_reward),
+        });
+        files::write_whole(&self.dir.join("report.html"), page.as_bytes())
     }
 }

@@ -1,5 +1,7 @@
 //! What a step is measured by, from the samples and the trainer's report.
 
+use std::collections::BTreeMap;
+
 use m3_trainer::{Sample, StepReport};
 use serde_json::{Map, Value};
 
@@ -76,6 +78,18 @@ impl Line {
     /// A number of the line.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).and_then(Value::as_f64)
+    }
+
+    /// Every number of the line; what is not finite stays what it is.
+    pub fn values(&self) -> BTreeMap<String, f64> {
+        let number = |value: &Value| match value {
+            Value::String(text) => text.parse().ok(),
+            value => value.as_f64(),
+        };
+        let pairs = self.0.iter();
+        pairs
+            .filter_map(|(name, value)| Some((name.clone(), number(value)?)))
+            .collect()
     }
 
     /// The line, without its end.

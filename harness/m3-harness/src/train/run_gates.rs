@@ -3,6 +3,8 @@
 use m3_gate::record::VerdictRecord;
 use m3_gate::{Case, Date, GateSet, Severity, Storage, Value, is_green, judge_value, parse_gates};
 
+use m3_report::{GateRow, gate_rows};
+
 use super::recipe::Recipe;
 use crate::error::{Error, Result};
 
@@ -74,24 +76,10 @@ impl RunGates {
         is_green(&self.verdicts)
     }
 
-    /// A line per gate and part: rows, worst verdict, worst value against its bound.
+    /// A line per gate and part: worst verdict, worst value against its bound, rows.
     pub fn table(&self) -> String {
-        let mut keys: Vec<(&str, &str)> = Vec::new();
-        for row in &self.verdicts {
-            let key = (row.gate.as_str(), row.case.as_str());
-            if !keys.contains(&key) {
-                keys.push(key);
-            }
-        }
-        let line = |(gate, case): (&str, &str)| {
-            let rows: Vec<&VerdictRecord> = self
-                .verdicts
-                .iter()
-                .filter(|row| row.gate == gate && row.case == case)
-                .collect();
-            let Some(worst) = rows.iter().max_by_key(|row| row.verdict) else {
-                return String::new();
-            };
+        let line = |row: &GateRow<'_>| {
+            let worst = row.worst;
             let value = worst
                 .value
                 .map_or("-".into(), |value| format!("{value:.4e}"));
@@ -105,10 +93,11 @@ impl RunGates {
             } else {
                 ""
             };
-            let (verdict, count) = (worst.verdict.name(), rows.len());
+            let (gate, case) = (&worst.gate, &worst.case);
+            let (verdict, count) = (worst.verdict.name(), row.verdicts.len());
             format!("{verdict:<8} {gate:<15} {case:<18} {value:>11} {bound:<12} x{count}{shadow}\n")
         };
-        keys.into_iter().map(line).collect()
+        gate_rows(&self.verdicts).iter().map(line).collect()
     }
 }
 
