@@ -12,7 +12,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::CpuBackend;
-use super::access::{Access, Storage, ViewMut, sequences, with_storage};
+use super::access::{Access, Storage, View, ViewMut, sequences, with_storage};
 use crate::error::Result;
 use crate::launch::AttentionConfig;
 use crate::ops;
@@ -93,7 +93,7 @@ pub(super) fn attention_backward(
 /// Forward pass over every sequence of a packed batch.
 pub(in crate::cpu) fn forward_pack<T: Storage>(
     pass: &Forward<'_, T>,
-    [k, v]: [super::access::View<'_, T>; 2],
+    [k, v]: [View<'_, T>; 2],
     sequences: &[Range<usize>],
     query_tile: usize,
 ) {
