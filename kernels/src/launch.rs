@@ -32,7 +32,7 @@ const CPU_KEY_TILE_MIN: usize = 32;
 /// Tiles for key blocks of `block` tokens, `head_dim` channels and `group` query heads per kv head.
 ///
 /// A block wider than a tile is walked in several tiles, a narrower one is masked inside its tile; `key_tile` and
-/// `block` always divide one another or the tile is the block rounded up to [`CPU_KEY_TILE_MIN`].
+/// `block` always divide one another or the tile is the block rounded up to `CPU_KEY_TILE_MIN`.
 pub fn attention(block: usize, head_dim: usize, group: usize, arch: Arch) -> AttentionConfig {
     match arch {
         Arch::Cpu | Arch::Sm(_) => {

@@ -29,9 +29,9 @@ fn main() -> ExitCode {
         ];
         for (word, storage) in [("model_f32", DType::F32), ("model_bf16", DType::BF16)] {
             let (name, golden) = (format!("golden::{word}/{}", golden.name()), golden.clone());
-            let outcomes =
-                move |backend: &CpuBackend| whole_model::outcomes(&golden, backend, storage);
-            trials.push(trial(name, storage, outcomes));
+            trials.push(trial(name, storage, move |backend| {
+                whole_model::outcomes(&golden, backend, storage).map_err(|error| error.to_string())
+            }));
         }
         for (word, mode) in modes {
             let (name, golden) = (format!("golden::{word}/{}", golden.name()), golden.clone());
@@ -41,7 +41,9 @@ fn main() -> ExitCode {
                 DType::F32
             };
             trials.push(trial(name, storage, move |backend| {
-                golden.outcomes(backend, mode)
+                golden
+                    .outcomes(backend, mode)
+                    .map_err(|error| error.to_string())
             }));
         }
     }
@@ -59,7 +61,7 @@ fn root() -> PathBuf {
 fn trial(
     name: String,
     storage: DType,
-    outcomes: impl Fn(&CpuBackend) -> m3_harness::Result<Vec<Outcome>> + Send + 'static,
+    outcomes: impl Fn(&CpuBackend) -> Result<Vec<Outcome>, String> + Send + 'static,
 ) -> Trial {
     Trial::test(name.clone(), move || {
         let backend = CpuBackend::default();

@@ -10,7 +10,7 @@
 //! (Sign and payload of a NaN are excepted.)
 //!
 //! # How it is computed
-//! A block of at most [`BLOCK_COLS`] columns of B is packed chunk by chunk into panels of 32 columns and stays in L2;
+//! A block of at most `BLOCK_COLS` columns of B is packed chunk by chunk into panels of 32 columns and stays in L2;
 //! the rows of A pass by in panels that stay in L1, see `pack`. A register tile (12x32 on AVX-512, 6x16 on AVX2,
 //! see `micro`) then runs over a whole chunk. Row panels are cut to equal heights, so that 13 rows are 7 + 6 and not
 //! 12 + 1.

@@ -1,7 +1,7 @@
 //! Functions of one f32, with the same bits on every machine.
 //!
 //! Polynomials over explicit fused multiply-adds, without branches and without a table, so that a loop over them
-//! vectorises inside a [`dispatch!`] body, and without the platform's libm, whose last bits differ between machines.
+//! vectorises inside a `dispatch!` body, and without the platform's libm, whose last bits differ between machines.
 //! Coefficients are minimax fits (Remez exchange, relative error), rounded to f32.
 
 // Coefficients carry one digit more than an f32 holds.

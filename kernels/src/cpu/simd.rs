@@ -1,6 +1,6 @@
 //! One Rust body, three instruction sets, the same bits.
 //!
-//! [`dispatch!`] compiles a body for AVX-512, for AVX2 with FMA, and portably, and picks at run time. The compiler never
+//! `dispatch!` compiles a body for AVX-512, for AVX2 with FMA, and portably, and picks at run time. The compiler never
 //! contracts, reassociates or approximates floating point by itself, so a body gives equal bits in all three as long as
 //! - every fused multiply-add is written as [`f32::mul_add`] (a correctly rounded library call where the machine has no
 //!   instruction for it),
@@ -161,7 +161,7 @@ pub(crate) use dispatch;
 /// Folds rows of equal length in a fixed order: lane l takes elements l, l + 16, l + 32, … in turn, then the lanes are
 /// merged as a tree, lane l with lane l + 8, then + 4, + 2, + 1.
 ///
-/// Every lane starts at `start`, which must be neutral for `merge`. For use inside a [`dispatch!`] body.
+/// Every lane starts at `start`, which must be neutral for `merge`. For use inside a `dispatch!` body.
 #[inline(always)]
 pub fn fold<const N: usize>(
     rows: [&[f32]; N],

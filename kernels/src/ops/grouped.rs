@@ -402,7 +402,8 @@ impl<B: Backend> MoeCombine<'_, B> {
     }
 }
 
-/// Gradient of [`MoeCombine`]: d_down[row] = round(scaling · w_j · dy[t]), d_weights[t][j] = scaling · ⟨dy[t], down[row]⟩.
+/// Gradient of [`MoeCombine`]: `d_down[row] = round(scaling · w_j · dy[t])`,
+/// `d_weights[t][j] = scaling · ⟨dy[t], down[row]⟩`.
 /// No two slots may name one row; a row that none names gets zeros. The shared expert's gradient is `d_out` itself.
 pub struct MoeCombineBackward<'a, B: Backend> {
     /// Gradient of the sum, `[T, H]`.

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Log-probabilities of target tokens: log_softmax(x · weightᵀ / temperature)[target], walked in vocabulary tiles; the
+/// Log-probabilities of target tokens: `log_softmax(x · weightᵀ / temperature)[target]`, walked in vocabulary tiles; the
 /// full logits are never held. Logits are fp32 and never rounded.
 pub struct LogProb<'a, B: Backend> {
     /// Hidden rows, F32 or BF16 `[T, H]`.
@@ -61,7 +61,7 @@ impl<B: Backend> LogProb<'_, B> {
     }
 }
 
-/// Gradient of [`LogProb`]: d_logits = d_log_prob · (1[target] − softmax) / temperature, rounded once to the dtype of `x`
+/// Gradient of [`LogProb`]: `d_logits = d_log_prob · (1[target] − softmax) / temperature`, rounded once to the dtype of `x`
 /// as operand of both products. A skipped row is not read; its `dx` is 0.
 pub struct LogProbBackward<'a, B: Backend> {
     /// Hidden rows of the forward pass.

@@ -14,6 +14,9 @@ use m3_spec::dtype::DType;
 
 use crate::lab::Lab;
 
+/// Runs reference, twin and subject.
+type Body<B> = Box<dyn Fn(&mut Lab<'_, B>) -> Result<()> + Send + Sync>;
+
 /// One case of an operation.
 pub struct Case<B: Backend> {
     /// Operation.
@@ -22,7 +25,7 @@ pub struct Case<B: Backend> {
     pub name: String,
     /// Storage dtype.
     pub storage: DType,
-    run: Box<dyn Fn(&mut Lab<'_, B>) -> Result<()> + Send + Sync>,
+    run: Body<B>,
 }
 
 impl<B: Backend> Case<B> {
