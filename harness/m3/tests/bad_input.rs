@@ -143,6 +143,15 @@ fn a_config_that_is_refused_names_its_values() {
     });
     score.refused(&[], 2, &["config.json", "lse"]);
 
+    // A checkpoint of such heads fits itself; only the kernels cannot take it.
+    let odd = Spoilt::new("basic");
+    odd.config(|config| {
+        config["text_config"]["head_dim"] = json!(4);
+        config["text_config"]["num_attention_heads"] = json!(16);
+        config["text_config"]["num_key_value_heads"] = json!(8);
+    });
+    odd.refused(&[], 2, &["config.json"]);
+
     let lists = Spoilt::new("basic-released");
     lists.config(|config| {
         let text = config["text_config"].as_object_mut().unwrap();

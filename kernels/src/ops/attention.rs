@@ -391,6 +391,29 @@ fn gradients<'a, B: Backend>(
     Ok(())
 }
 
+/// Whether the attention operations take these heads; says which number does not fit.
+///
+/// # Errors
+/// What is wrong and what is accepted.
+pub fn heads_fit(
+    q_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> std::result::Result<(), String> {
+    if !head_dim.is_multiple_of(8) || !(8..=HEAD_DIM_MAX).contains(&head_dim) {
+        return Err(format!(
+            "head_dim {head_dim} must be a multiple of 8 up to {HEAD_DIM_MAX}"
+        ));
+    }
+    let divides = kv_heads > 0 && q_heads > 0 && q_heads.is_multiple_of(kv_heads);
+    if !divides || q_heads / kv_heads > GROUP_MAX {
+        return Err(format!(
+            "{q_heads} query heads over {kv_heads} kv heads must give groups of 1 to {GROUP_MAX}"
+        ));
+    }
+    Ok(())
+}
+
 /// Head counts and sizes that the tiles are laid out for.
 pub(super) fn heads<B: Backend>(
     check: &Check<'_, B>,
@@ -399,17 +422,8 @@ pub(super) fn heads<B: Backend>(
     head_dim: usize,
     config: AttentionConfig,
 ) -> Result<()> {
-    check.argument(
-        head_dim.is_multiple_of(8) && (8..=HEAD_DIM_MAX).contains(&head_dim),
-        || format!("head_dim {head_dim} must be a multiple of 8 up to {HEAD_DIM_MAX}"),
-    )?;
-    let divides =
-        kv_heads > 0 && q_heads.is_multiple_of(kv_heads) && q_heads / kv_heads <= GROUP_MAX;
-    check.argument(divides && q_heads > 0, || {
-        format!(
-            "{q_heads} query heads over {kv_heads} kv heads must give groups of 1 to {GROUP_MAX}"
-        )
-    })?;
+    let fit = heads_fit(q_heads, kv_heads, head_dim);
+    check.argument(fit.is_ok(), || fit.err().unwrap_or_default())?;
     let tiles = [config.key_tile, config.query_tile, config.head_splits];
     check.argument(!tiles.contains(&0), || {
         format!("tiles must not be zero: {config:?}")

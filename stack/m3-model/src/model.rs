@@ -3,7 +3,7 @@
 use m3_checkpoint::Checkpoint;
 use m3_comm::Communicator;
 use m3_kernels::tensor::as_bytes;
-use m3_kernels::{Backend, Tensor};
+use m3_kernels::{Backend, Tensor, ops};
 use m3_spec::config::TextConfig;
 use m3_spec::dtype::DType;
 
@@ -55,6 +55,8 @@ impl<B: Backend, C: Communicator<B>> Model<B, C> {
                 "the model runs on 1 rank, not on {ranks}"
             )));
         }
+        ops::heads_fit(config.num_q_heads, config.num_kv_heads, config.head_dim)
+            .map_err(|what| Error::Input(format!("config.json: {what}")))?;
         let [vocab, hidden] = [config.vocab_size, config.hidden_size];
         let table = || Parameter::zeros(backend, dtype, &[vocab, hidden], vocab, gradients);
         let layer = |number| Layer::zeros(backend, config, number, dtype, gradients);
@@ -114,7 +116,7 @@ impl<B: Backend, C: Communicator<B>> Model<B, C> {
         for grad in self.slices().iter().filter_map(|slice| slice.grad.as_ref()) {
             backend.fill(
                 stream,
-                &m3_kernels::ops::Fill {
+                &ops::Fill {
                     target: grad,
                     value: 0.0,
                 },
@@ -135,7 +137,7 @@ impl<B: Backend, C: Communicator<B>> Model<B, C> {
         logits: &Tensor<B>,
     ) -> Result<()> {
         let b = &self.head.value.transpose(0, 1);
-        let args = m3_kernels::ops::Gemm {
+        let args = ops::Gemm {
             a: hidden,
             b,
             c: logits,
