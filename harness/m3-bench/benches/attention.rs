@@ -1,7 +1,7 @@
 //! Block-sparse attention beside our own matrix product and our own dense path: 16 q / 1 kv heads of 128 channels, f32,
 //! blocks of 128, top-16 with the own block forced and the others random.
 //!
-//! `cargo bench -p m3-kernels --bench attention`. A rate of 1 Gelem/s is 1 GFLOP/s; attention counts the pairs of query
+//! `cargo bench -p m3-bench --bench attention`. A rate of 1 Gelem/s is 1 GFLOP/s; attention counts the pairs of query
 //! and key that are selected and causal. Bound: at T 4096 the forward pass reaches 45 % of the product's rate.
 //!
 //! `M3_TIER=full` adds T 16384, sparse and dense, which takes minutes. Bound: sparse is 3 times faster.

@@ -1,6 +1,6 @@
 //! Our matrix product beside the `gemm` crate, W stored `[N, K]`.
 //!
-//! `cargo bench -p m3-kernels --bench gemm`. A rate of 1 Gelem/s is 1 GFLOP/s. Bound: ours reaches 80 % of the crate's
+//! `cargo bench -p m3-bench --bench gemm`. A rate of 1 Gelem/s is 1 GFLOP/s. Bound: ours reaches 80 % of the crate's
 //! rate on 512x128x128 and 2048x512x2048. bf16 has no counterpart there.
 
 use std::time::Duration;

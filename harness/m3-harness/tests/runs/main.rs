@@ -1,0 +1,4 @@
+//! Whole runs, in one binary because each would compile the whole stack again.
+
+mod parity;
+mod training;
