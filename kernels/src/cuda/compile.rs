@@ -27,7 +27,13 @@ macro_rules! sources {
 pub const HEADERS: &[Source] = &sources!["common.cuh"];
 
 /// Every kernel source.
-pub const SOURCES: &[Source] = &sources!["elementwise.cu", "embedding.cu"];
+pub const SOURCES: &[Source] = &sources![
+    "columns.cu",
+    "elementwise.cu",
+    "embedding.cu",
+    "rms_norm.cu",
+    "swigluoai.cu",
+];
 
 /// Options of every compilation, besides the target. No fast math: a division and a root are rounded as IEEE says.
 const OPTIONS: &[&str] = &["--std=c++17", "--generate-line-info"];

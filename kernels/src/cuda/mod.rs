@@ -27,6 +27,7 @@ mod qk_norm_rope;
 mod rms_norm;
 mod router;
 mod sample;
+mod slices;
 mod stream;
 mod swigluoai;
 mod tile_map;

@@ -1,22 +1,56 @@
-//! Not built yet.
+//! Clamped SwiGLU, and its gradient.
 
+use super::CudaBackend;
+use super::launch::{Grid, Parameters, kernel};
 use super::stream::Enqueue;
-use super::{CudaBackend, not_built};
 use crate::error::Result;
 use crate::ops;
+
+const FILE: &str = "swigluoai.cu";
+
+/// Threads of a block; each handles eight channels.
+const THREADS: u32 = 128;
 
 pub(super) fn swigluoai(
     queue: &mut Enqueue<'_>,
     args: &ops::Swigluoai<'_, CudaBackend>,
 ) -> Result<()> {
-    args.dims()?;
-    Err(not_built(queue.op))
+    let dims = args.dims()?;
+    let parameters = Parameters::default()
+        .rows(args.gate)
+        .rows(args.up)
+        .rows(args.out)
+        .with(dims.width as i32)
+        .with(args.alpha)
+        .with(args.limit);
+    let name = kernel!(args.gate.dtype(), "swigluoai");
+    // SAFETY: the kernel's parameters; a thread handles its channels of one row.
+    unsafe { queue.launch(FILE, name, grid(&dims), parameters) }
 }
 
 pub(super) fn swigluoai_backward(
     queue: &mut Enqueue<'_>,
     args: &ops::SwigluoaiBackward<'_, CudaBackend>,
 ) -> Result<()> {
-    args.dims()?;
-    Err(not_built(queue.op))
+    let dims = args.dims()?;
+    let parameters = Parameters::default()
+        .rows(args.gate)
+        .rows(args.up)
+        .rows(args.d_out)
+        .rows(args.d_gate)
+        .rows(args.d_up)
+        .with(dims.width as i32)
+        .with(args.alpha)
+        .with(args.limit);
+    let name = kernel!(args.gate.dtype(), "swigluoai_backward");
+    // SAFETY: as above.
+    unsafe { queue.launch(FILE, name, grid(&dims), parameters) }
+}
+
+fn grid(dims: &ops::SwigluoaiDims) -> Grid {
+    Grid {
+        blocks: [dims.tokens, dims.width.div_ceil(8 * THREADS as usize), 1],
+        threads: THREADS,
+        shared_bytes: 0,
+    }
 }
