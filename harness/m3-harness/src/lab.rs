@@ -1,5 +1,6 @@
 //! Where a case works: seeded inputs on both sides, outputs that start poisoned, and what is to be compared.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use m3_kernels::tensor::as_bytes;
@@ -9,6 +10,9 @@ use m3_spec::digest::Digest;
 use m3_spec::dtype::DType;
 use m3_spec::inputs::{Distribution, Inputs};
 use m3_spec::round::to_dtype;
+
+/// Standard deviation of an earlier gradient: small beside the new one, so that its error still shows.
+const EARLIER_STD: f64 = 0.25;
 
 /// A bench for one case: device, seed, storage dtype.
 pub struct Lab<'a, B: Backend> {
@@ -20,6 +24,8 @@ pub struct Lab<'a, B: Backend> {
     pub storage: DType,
     inputs: Inputs,
     drawn: u64,
+    /// What gradients that are added to held before, by the identity of their buffer.
+    started: BTreeMap<usize, Vec<f64>>,
     judged: Judged,
 }
 
@@ -71,6 +77,7 @@ impl<'a, B: Backend> Lab<'a, B> {
             storage,
             inputs: Inputs::new(seed, case),
             drawn: 0,
+            started: BTreeMap::new(),
             judged: Judged::default(),
         }
     }
@@ -166,9 +173,14 @@ impl<'a, B: Backend> Lab<'a, B> {
         Ok(tensor)
     }
 
-    /// Zero-filled memory for a gradient that is added to.
-    pub fn zeros(&self, shape: impl Into<Shape>) -> Result<Tensor<B>> {
-        Tensor::zeros(self.backend, DType::F32, shape)
+    /// Memory for a gradient that is added to. It holds the gradient of an earlier micro-batch, which
+    /// [`Lab::judge`] expects in the result.
+    pub fn gradient(&mut self, shape: impl Into<Shape>) -> Result<Tensor<B>> {
+        let label = format!("earlier gradient {}", self.started.len());
+        let earlier = self.normal_f32(&label, EARLIER_STD, shape)?;
+        let buffer = B::buffer_id(earlier.device.buffer());
+        self.started.insert(buffer, earlier.host);
+        Ok(earlier.device)
     }
 
     /// The exact reference.
@@ -188,9 +200,17 @@ impl<'a, B: Backend> Lab<'a, B> {
         &mut self,
         tensor: &str,
         got: &Tensor<B>,
-        reference: Vec<f64>,
-        twin: Vec<f64>,
+        mut reference: Vec<f64>,
+        mut twin: Vec<f64>,
     ) -> Result<()> {
+        if let Some(earlier) = self.started.get(&B::buffer_id(got.buffer())) {
+            for values in [&mut reference, &mut twin] {
+                values
+                    .iter_mut()
+                    .zip(earlier)
+                    .for_each(|(x, before)| *x += before);
+            }
+        }
         let got_values = self.read(got)?;
         let (shape, storage) = (got.shape().to_vec(), got.dtype());
         let outcome = Outcome {

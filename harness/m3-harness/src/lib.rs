@@ -9,6 +9,8 @@ pub mod generate;
 pub mod goldens;
 pub mod lab;
 pub mod logprobs;
+#[cfg(debug_assertions)]
+pub mod mutants;
 pub mod rooms;
 pub mod train;
 pub mod train_pipeline;

@@ -10,6 +10,8 @@ mod block_select;
 mod buffer;
 mod elementwise;
 mod embedding;
+#[cfg(debug_assertions)]
+pub mod fault;
 pub mod gemm;
 mod grouped_gemm;
 mod grpo_loss;
@@ -49,6 +51,9 @@ pub struct CpuBackend {
     /// Held by the one operation that runs on the pool. A worker that waits for tasks of its operation would otherwise
     /// take up the next one, and wait for itself where both use one buffer.
     turn: Arc<Mutex<()>>,
+    /// Takes every call instead of the operation.
+    #[cfg(debug_assertions)]
+    fault: Option<fault::Fault>,
 }
 
 /// Operations run when they are enqueued, so a stream holds nothing.
@@ -77,6 +82,8 @@ impl CpuBackend {
         Ok(CpuBackend {
             pool: Arc::new(pool.map_err(|error| refused(error.to_string()))?),
             turn: Arc::default(),
+            #[cfg(debug_assertions)]
+            fault: None,
         })
     }
 
@@ -129,6 +136,10 @@ macro_rules! implement {
             }
 
             $(fn $name(&self, _: &CpuStream, args: &ops::$args<'_, Self>) -> Result<()> {
+                #[cfg(debug_assertions)]
+                if let Some(fault) = &self.fault {
+                    return fault(&self.sound(), fault::Call::$args(args));
+                }
                 let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
                 self.pool.install(|| $module::$name(self, args))
             })*

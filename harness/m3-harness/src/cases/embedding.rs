@@ -20,7 +20,7 @@ fn run<B: Backend>(lab: &mut Lab<'_, B>, tokens: usize, vocab: usize, hidden: us
     };
     lab.backend.embedding(&lab.stream, &args)?;
     let d_out = lab.normal("d_out", 1.0, [tokens, hidden])?;
-    let d_table = lab.zeros([vocab, hidden])?;
+    let d_table = lab.gradient([vocab, hidden])?;
     let args = ops::EmbeddingBackward {
         ids: &device_ids,
         d_out: &d_out.device,

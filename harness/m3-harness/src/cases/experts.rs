@@ -169,7 +169,7 @@ fn permute<B: Backend>(lab: &mut Lab<'_, B>, shape: Shape) -> Result<()> {
     let x = lab.normal("x", 1.0, [tokens, hidden])?;
     let d_rows = lab.normal("d_rows", 1.0, [rows, hidden])?;
     let permuted = lab.output(lab.storage, [rows, hidden])?;
-    let dx = lab.zeros([tokens, hidden])?;
+    let dx = lab.gradient([tokens, hidden])?;
     let forward = ops::MoePermute {
         x: &x.device,
         token_of_row: &plan.token_of_row,
@@ -301,7 +301,7 @@ fn grouped<B: Backend>(lab: &mut Lab<'_, B>, sizes: &[usize], n: usize, k: usize
     lab.routed(&offsets);
     let y = lab.output(lab.storage, [rows, n])?;
     let dx = lab.output(lab.storage, [rows, k])?;
-    let dw = lab.zeros([experts, n, k])?;
+    let dw = lab.gradient([experts, n, k])?;
     let product = |a: &Tensor<B>, b: &Tensor<B>, c: &Tensor<B>| {
         let args = ops::GroupedGemm {
             a,

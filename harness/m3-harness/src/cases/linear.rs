@@ -49,7 +49,7 @@ fn run<B: Backend>(lab: &mut Lab<'_, B>, shape: Shape) -> Result<()> {
     };
     let y = lab.output(lab.storage, [rows, n])?;
     let dx = lab.output(lab.storage, [rows, k])?;
-    let dw = lab.zeros([n, k])?;
+    let dw = lab.gradient([n, k])?;
     let product = |a: &Tensor<B>, b: &Tensor<B>, c: &Tensor<B>, accumulate| {
         lab.backend.gemm(
             &lab.stream,

@@ -33,7 +33,7 @@ fn score<B: Backend>(
     let [log_probs, lse, entropy] = [(); 3].map(|()| lab.output(DType::F32, [tokens]));
     let (log_probs, lse, entropy) = (log_probs?, lse?, entropy?);
     let dx = lab.output(lab.storage, [tokens, hidden])?;
-    let dw = lab.zeros([vocab, hidden])?;
+    let dw = lab.gradient([vocab, hidden])?;
     let forward = ops::LogProb {
         x: &x.device,
         weight: &w.device,

@@ -5,39 +5,84 @@ use m3_spec::inputs::Distribution;
 use m3_spec::rope::RotaryTable;
 
 use super::List;
-use crate::lab::{Lab, positions};
+use crate::lab::{Given, Lab, positions};
 
 /// Epsilon of every norm.
 const EPS: f32 = 1e-6;
 
-pub(super) fn add<B: Backend>(list: &mut List<B>) {
-    list.both("rms_norm", "t67_h200", |lab| norm(lab, 67, 200, true));
-    list.both("rms_norm", "first_t33_h136", |lab| {
-        norm(lab, 33, 136, false)
-    });
-    for (variant, heads, head_dim, rotary_dim, theta) in [
-        ("h3_d64_r32", 3, 64, 32, 5e6),
-        ("h1_d128_r64", 1, 128, 64, 1e7),
-        ("h2_d24_r12", 2, 24, 12, 5e6),
-    ] {
-        list.both("qk_norm_rope", variant, move |lab| {
-            norm_rope(lab, heads, head_dim, rotary_dim, theta)
-        });
-    }
-    list.both("swigluoai", "t41_f168", |lab| activation(lab, 41, 168));
+/// Weights of a norm.
+#[derive(Clone, Copy)]
+enum Weights {
+    /// Around 0, as a trained norm has them.
+    Drawn,
+    /// Odd multiples of 2^-8, so that 1 + w lies halfway between two bf16 values: whoever rounds the sum errs by as much
+    /// as can be, where an average error would hide in the rounding of the result.
+    Halfway,
 }
 
-fn norm<B: Backend>(lab: &mut Lab<'_, B>, tokens: usize, hidden: usize, add: bool) -> Result<()> {
-    let shape = [tokens, hidden];
-    let residual = lab.normal("residual", 1.0, shape)?;
-    let y = lab.normal("y", 0.5, shape)?;
-    let weight = lab.normal("weight", 0.3, [hidden])?;
+impl Weights {
+    fn given<B: Backend>(self, lab: &mut Lab<'_, B>, len: usize) -> Result<Given<B>> {
+        match self {
+            Weights::Drawn => lab.normal("weight", 0.3, [len]),
+            Weights::Halfway => {
+                let picks = lab.integers("weight", 32, len);
+                let halfway = picks.iter().map(|&pick| f64::from(2 * pick + 1) / 256.0);
+                lab.given(halfway.collect(), lab.storage, [len])
+            }
+        }
+    }
+}
+
+pub(super) fn add<B: Backend>(list: &mut List<B>) {
+    list.both("rms_norm", "t67_h200", |lab| {
+        norm(lab, [67, 200], 1.0, Weights::Drawn, true)
+    });
+    list.both("rms_norm", "first_t33_h136", |lab| {
+        norm(lab, [33, 136], 1.0, Weights::Drawn, false)
+    });
+    // Mean squares of the size of epsilon, without which its value never shows.
+    list.both("rms_norm", "small_t67_h200", |lab| {
+        norm(lab, [67, 200], 1e-3, Weights::Drawn, true)
+    });
+    list.both("rms_norm", "halfway_t67_h200", |lab| {
+        norm(lab, [67, 200], 1.0, Weights::Halfway, true)
+    });
+    for (variant, heads, head_dim, rotary_dim, theta, weights) in [
+        ("h3_d64_r32", 3, 64, 32, 5e6, Weights::Drawn),
+        ("h1_d128_r64", 1, 128, 64, 1e7, Weights::Drawn),
+        ("h2_d24_r12", 2, 24, 12, 5e6, Weights::Drawn),
+        ("halfway_h3_d64_r32", 3, 64, 32, 5e6, Weights::Halfway),
+    ] {
+        list.both("qk_norm_rope", variant, move |lab| {
+            norm_rope(lab, [heads, head_dim, rotary_dim], theta, weights)
+        });
+    }
+    list.both("swigluoai", "t41_f168", |lab| {
+        activation(lab, [41, 168], 7.0)
+    });
+    // A gate of -7 leaves 5e-5 of the activation; only a low limit shows that nothing is clamped from below.
+    list.both("swigluoai", "limit1_t41_f168", |lab| {
+        activation(lab, [41, 168], 1.0)
+    });
+}
+
+fn norm<B: Backend>(
+    lab: &mut Lab<'_, B>,
+    shape: [usize; 2],
+    std: f64,
+    weights: Weights,
+    add: bool,
+) -> Result<()> {
+    let [tokens, hidden] = shape;
+    let residual = lab.normal("residual", std, shape)?;
+    let y = lab.normal("y", 0.5 * std, shape)?;
+    let weight = weights.given(lab, hidden)?;
     let d_out = lab.normal("d_out", 1.0, shape)?;
     let passed = lab.normal("d_residual_in", 1.0, shape)?;
     let [sum, out, d_residual] = [(); 3].map(|()| lab.output(lab.storage, shape));
     let (sum, out, d_residual) = (sum?, out?, d_residual?);
     let rstd = lab.output(DType::F32, [tokens])?;
-    let d_weight = lab.zeros([hidden])?;
+    let d_weight = lab.gradient([hidden])?;
     let forward = ops::RmsNorm {
         residual: &residual.device,
         y: add.then_some(&y.device),
@@ -90,10 +135,9 @@ fn norm<B: Backend>(lab: &mut Lab<'_, B>, tokens: usize, hidden: usize, add: boo
 
 fn norm_rope<B: Backend>(
     lab: &mut Lab<'_, B>,
-    heads: usize,
-    head_dim: usize,
-    rotary_dim: usize,
+    [heads, head_dim, rotary_dim]: [usize; 3],
     theta: f64,
+    weights: Weights,
 ) -> Result<()> {
     let lengths = [61, 1, 50];
     let tokens = lengths.iter().sum();
@@ -101,7 +145,7 @@ fn norm_rope<B: Backend>(
     let x = lab.normal("x", 2.0, shape)?;
     let beside = lab.normal("beside", 1.0, shape)?;
     let fused = lab.fuse(&[&beside, &x])?;
-    let weight = lab.normal("weight", 0.3, [head_dim])?;
+    let weight = weights.given(lab, head_dim)?;
     let d_out = lab.normal("d_out", 1.0, shape)?;
     let table = RotaryTable::new(theta, rotary_dim, 64);
     let cos_sin_host: Vec<f64> = table.cos_sin.iter().map(|&x| f64::from(x)).collect();
@@ -111,7 +155,7 @@ fn norm_rope<B: Backend>(
     let out = lab.output(lab.storage, shape)?;
     let dx = lab.output(lab.storage, shape)?;
     let rstd = lab.output(DType::F32, [tokens, heads])?;
-    let d_weight = lab.zeros([head_dim])?;
+    let d_weight = lab.gradient([head_dim])?;
     let forward = ops::QkNormRope {
         x: &fused[1],
         weight: &weight.device,
@@ -161,8 +205,8 @@ fn norm_rope<B: Backend>(
     lab.judge("dweight", &d_weight, exact.0.dweight, twin.0.dweight)
 }
 
-fn activation<B: Backend>(lab: &mut Lab<'_, B>, tokens: usize, width: usize) -> Result<()> {
-    let shape = [tokens, width];
+fn activation<B: Backend>(lab: &mut Lab<'_, B>, shape: [usize; 2], limit: f32) -> Result<()> {
+    let [tokens, width] = shape;
     // Wide enough that both clamps are met often.
     let gate = lab.draw(
         "gate",
@@ -172,7 +216,7 @@ fn activation<B: Backend>(lab: &mut Lab<'_, B>, tokens: usize, width: usize) -> 
     )?;
     let up = lab.draw("up", Distribution::Normal { std: 5.0 }, lab.storage, shape)?;
     let d_out = lab.normal("d_out", 1.0, shape)?;
-    let (alpha, limit) = (1.702f32, 7.0f32);
+    let alpha = 1.702f32;
     let out = lab.output(lab.storage, shape)?;
     let fused = lab.output(lab.storage, [tokens, 2 * width])?;
     let (d_gate, d_up) = (fused.slice(1, 0..width), fused.slice(1, width..2 * width));

@@ -6,13 +6,19 @@ use super::List;
 use crate::lab::Lab;
 
 pub(super) fn add<B: Backend>(list: &mut List<B>) {
-    list.both("adamw", "first_step", |lab| step(lab, 1, 0.0));
-    list.both("adamw", "step7_decay", |lab| step(lab, 7, 0.1));
+    list.both("adamw", "first_step", |lab| step(lab, 1, 0.0, 1.0));
+    list.both("adamw", "step7_decay", |lab| step(lab, 7, 0.1, 1.0));
+    // The gradients' norm is 6.7.
+    list.both("adamw", "unclipped", |lab| step(lab, 2, 0.0, 100.0));
 }
 
-fn step<B: Backend>(lab: &mut Lab<'_, B>, number: i32, weight_decay: f32) -> Result<()> {
+fn step<B: Backend>(
+    lab: &mut Lab<'_, B>,
+    number: i32,
+    weight_decay: f32,
+    max_norm: f32,
+) -> Result<()> {
     let extent = [4500];
-    let max_norm = 1.0f32;
     let grad = lab.normal_f32("grad", 0.1, extent)?;
     let master = lab.normal_f32("master", 0.5, extent)?;
     let exp_avg = lab.normal_f32("exp_avg", 0.05, extent)?;

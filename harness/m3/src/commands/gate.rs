@@ -29,6 +29,10 @@ pub struct Args {
     /// Form of the report
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+    /// Plant every known fault instead, and fail when a gate lets one through; FILTER is a part of a fault's words
+    #[cfg(debug_assertions)]
+    #[arg(long, conflicts_with = "format")]
+    mutants: bool,
 }
 
 /// Form of the report.
@@ -45,6 +49,10 @@ enum Format {
 
 /// Exit code 100 when a gate fails, 4 when nothing matches.
 pub fn run(args: &Args, out: &mut Output) -> Result<Code, Failure> {
+    #[cfg(debug_assertions)]
+    if args.mutants {
+        return mutants(args, out);
+    }
     let records = with_backend!(args.device, args.threads, backend => judge(&backend, args)?);
     if records.is_empty() {
         let filter = &args.filter;
@@ -66,6 +74,39 @@ pub fn run(args: &Args, out: &mut Output) -> Result<Code, Failure> {
     };
     out.line(text.trim_end())?;
     Ok(if green { Code::Pass } else { Code::GateFailed })
+}
+
+/// One line a fault, then what the gates were shown beside the named faults.
+#[cfg(debug_assertions)]
+fn mutants(args: &Args, out: &mut Output) -> Result<Code, Failure> {
+    use m3_harness::mutants;
+    if args.device != Device::Cpu {
+        let words = "planted faults run on the CPU; leave --device out";
+        return Err(Failure::new(Code::Usage, words));
+    }
+    let backend = m3_kernels::cpu::CpuBackend::default();
+    let gates = gates::all(today())?;
+    let mut report = mutants::Report::default();
+    for fault in mutants::registry() {
+        if fault.words.contains(&args.filter) {
+            let caught = mutants::run(&backend, &gates, &fault, args.seed);
+            out.line(&caught.line())?;
+            report.faults.push(caught);
+        }
+    }
+    if report.faults.is_empty() {
+        let words = format!("no planted fault says {:?}", args.filter);
+        return Err(Failure::new(Code::NothingSelected, words));
+    }
+    if args.filter.is_empty() {
+        report.scaled = Some(mutants::scaled::run(&backend, &gates, args.seed)?);
+    }
+    out.line(report.summary(&gates).trim_end())?;
+    Ok(if report.is_green(&gates) {
+        Code::Pass
+    } else {
+        Code::GateFailed
+    })
 }
 
 fn described(args: &Args, records: &[CaseRecord]) -> Run {
