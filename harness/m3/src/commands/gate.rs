@@ -90,7 +90,7 @@ fn mutants(args: &Args, out: &mut Output) -> Result<Code, Failure> {
     for fault in mutants::registry() {
         if fault.words.contains(&args.filter) {
             let caught = mutants::run(&backend, &gates, &fault, args.seed);
-            out.line(&caught.line())?;
+            out.line(caught.line())?;
             report.faults.push(caught);
         }
     }
