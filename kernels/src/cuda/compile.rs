@@ -28,10 +28,16 @@ pub const HEADERS: &[Source] = &sources!["common.cuh"];
 
 /// Every kernel source.
 pub const SOURCES: &[Source] = &sources![
+    "adamw.cu",
     "columns.cu",
     "elementwise.cu",
     "embedding.cu",
+    "grpo_loss.cu",
+    "moe_combine.cu",
+    "moe_permute.cu",
+    "qk_norm_rope.cu",
     "rms_norm.cu",
+    "router.cu",
     "swigluoai.cu",
 ];
 

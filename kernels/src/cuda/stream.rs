@@ -78,7 +78,7 @@ impl Enqueue<'_> {
                 (start as u64, end)
             })
         };
-        let needed = starts.last().map_or(0, |&(_, end)| end);
+        let needed = starts.last().map_or(0, |&(_, end)| end).max(1);
         let held = self.scratch.as_ref().map_or(0, CudaBuffer::bytes);
         if held < needed || self.scratch.is_none() {
             // The smaller block goes back first; allocating waits for what still uses it.
@@ -87,6 +87,13 @@ impl Enqueue<'_> {
         }
         let base = self.scratch.as_ref().map_or(0, CudaBuffer::address);
         Ok(starts.map(|(start, _)| base + start))
+    }
+
+    /// Zeroes memory of the scratch.
+    pub(super) fn zero(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: callers pass a part of the scratch that they asked for in this size.
+        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }
+            .map_err(|error| self.failed(format!("zeros of {bytes} bytes"), error))
     }
 
     /// Where kernels note an index that points nowhere.
