@@ -10,8 +10,12 @@ use m3_kernels::cpu::CpuBackend;
 #[test]
 fn every_fault_has_words_of_its_own_and_cases_that_exist() {
     let faults = mutants::registry();
-    let words: BTreeSet<&str> = faults.iter().map(|fault| fault.words).collect();
-    assert_eq!(words.len(), faults.len());
+    let components = mutants::components::registry();
+    let words = faults.iter().map(|fault| fault.words);
+    let words: Vec<&str> = words
+        .chain(components.iter().map(|fault| fault.words))
+        .collect();
+    assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
     assert!(faults.len() >= 60);
     let cases: Vec<String> = cases::all::<CpuBackend>()
         .into_iter()

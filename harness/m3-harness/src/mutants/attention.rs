@@ -76,13 +76,15 @@ fn rewritten(
 }
 
 fn masked(visible: impl Fn(&Query, usize) -> bool + Send + Sync + 'static) -> Plant {
-    Box::new(move |b, call| match call {
-        m3_kernels::cpu::fault::Call::Attention(args) => {
-            let group = args.q.shape()[1] / args.k.shape()[1];
-            rewritten(b, args, |head| head / group, &visible)
-        }
-        other => other.run(b),
-    })
+    std::sync::Arc::new(
+        move |b: &CpuBackend, call: m3_kernels::cpu::fault::Call<'_>| match call {
+            m3_kernels::cpu::fault::Call::Attention(args) => {
+                let group = args.q.shape()[1] / args.k.shape()[1];
+                rewritten(b, args, |head| head / group, &visible)
+            }
+            other => other.run(b),
+        },
+    )
 }
 
 /// Boundaries of one sequence that is the whole pack.

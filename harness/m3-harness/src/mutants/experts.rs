@@ -51,7 +51,7 @@ fn normalised(scores: Vec<f64>) -> Vec<f64> {
 /// The bias that the selection was given, added to the scores that the weights are made of.
 fn bias_in_weights() -> Plant {
     let bias = Mutex::new(Vec::new());
-    Box::new(move |b, call| {
+    std::sync::Arc::new(move |b: &CpuBackend, call: Call<'_>| {
         let mut bias = bias
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -1,10 +1,11 @@
 //! Planted faults: every gate is shown a subject that is wrong, and has to say so.
 //!
 //! [`registry`] holds the named faults, each with the cases that must catch it; [`run`] plants one and judges. What is
-//! wrong is put between the case and the kernels, so no kernel carries a switch. [`scaled`] goes gate by gate instead of
+//! wrong is put between the case and the kernels, so no kernel carries a switch. [`components`] does the same to whole models and runs. [`scaled`] goes gate by gate instead of
 //! fault by fault: errors just above and just below each bound, and single elements, rows, blocks and heads off by it.
 
 mod attention;
+pub mod components;
 mod dense;
 mod experts;
 mod plant;
@@ -13,7 +14,7 @@ mod selection;
 mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::path::Path;
 
 use m3_gate::record::Device;
 use m3_gate::{Gate, GateSet, Patterns};
@@ -30,7 +31,7 @@ pub struct Fault {
     pub words: &'static str,
     /// Cases that must catch it, each of them, as patterns.
     pub cases: &'static [&'static str],
-    plant: Arc<Plant>,
+    plant: Plant,
 }
 
 /// What became of a fault.
@@ -141,8 +142,13 @@ fn fault(words: &'static str, cases: &'static [&'static str], plant: Plant) -> F
     Fault {
         words,
         cases,
-        plant: Arc::new(plant),
+        plant,
     }
+}
+
+/// The repository that this binary was built from: goldens lie there.
+pub fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// Every named fault, in the order of the model.
@@ -162,8 +168,7 @@ pub fn registry() -> Vec<Fault> {
 /// Runs the cases of a fault with the fault planted. A subject that refuses or reports an error is not caught by a gate,
 /// so it counts as the gate `runs`.
 pub fn run(backend: &CpuBackend, gates: &GateSet, fault: &Fault, seed: u64) -> Caught {
-    let plant = fault.plant.clone();
-    let faulty = backend.with_fault(Arc::new(move |b, call| plant(b, call)));
+    let faulty = backend.with_fault(fault.plant.clone());
     let patterns = Patterns::new(fault.cases.iter().map(|case| (*case).to_owned()).collect());
     let chosen = cases::all::<CpuBackend>()
         .into_iter()

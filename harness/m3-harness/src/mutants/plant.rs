@@ -10,7 +10,7 @@ use m3_spec::dtype::DType;
 pub type Tensor = m3_kernels::Tensor<CpuBackend>;
 
 /// What stands in for every operation of a case.
-pub type Plant = Box<dyn Fn(&CpuBackend, Call<'_>) -> Result<()> + Send + Sync>;
+pub type Plant = m3_kernels::cpu::fault::Fault;
 
 /// The only stream there is.
 pub const STREAM: CpuStream = CpuStream;
@@ -18,7 +18,7 @@ pub const STREAM: CpuStream = CpuStream;
 /// A fault in one operation: `plant!(RmsNorm, |b, args| …)`. Every other call goes through.
 macro_rules! plant {
     ($variant:ident, |$b:ident, $args:ident| $body:expr) => {
-        Box::new(
+        std::sync::Arc::new(
             |$b: &m3_kernels::cpu::CpuBackend, call: m3_kernels::cpu::fault::Call<'_>| match call {
                 m3_kernels::cpu::fault::Call::$variant($args) => $body,
                 other => other.run($b),
@@ -31,7 +31,7 @@ macro_rules! plant {
 /// is a tensor; `value` fields are given by [`settings!`].
 macro_rules! exchange {
     ($variant:ident { $($field:ident: |$b:ident, $args:ident| $made:expr),+ $(,)? }) => {
-        Box::new(
+        std::sync::Arc::new(
             |b: &m3_kernels::cpu::CpuBackend, call: m3_kernels::cpu::fault::Call<'_>| match call {
                 m3_kernels::cpu::fault::Call::$variant(args) => {
                     $(let $field = { let ($b, $args) = (b, args); $made? };)+
@@ -47,7 +47,7 @@ macro_rules! exchange {
 /// The operation called with other plain fields: `settings!(RmsNorm { eps: |args| 10.0 * args.eps })`.
 macro_rules! settings {
     ($variant:ident { $($field:ident: |$args:ident| $made:expr),+ $(,)? }) => {
-        Box::new(
+        std::sync::Arc::new(
             |b: &m3_kernels::cpu::CpuBackend, call: m3_kernels::cpu::fault::Call<'_>| match call {
                 m3_kernels::cpu::fault::Call::$variant(args) => {
                     let changed = m3_kernels::ops::$variant {
@@ -65,7 +65,7 @@ macro_rules! settings {
 /// The operation as it is, then one result edited element by element: `after!(MsaScore.scores, |args| |i, x| …)`.
 macro_rules! after {
     ($variant:ident.$field:ident, |$args:ident| $edit:expr) => {
-        Box::new(
+        std::sync::Arc::new(
             |b: &m3_kernels::cpu::CpuBackend, call: m3_kernels::cpu::fault::Call<'_>| match call {
                 m3_kernels::cpu::fault::Call::$variant($args) => {
                     call.run(b)?;
@@ -81,8 +81,7 @@ pub(super) use {after, exchange, plant, settings};
 
 /// Two faults that go together.
 pub fn both(first: Plant, second: Plant) -> Plant {
-    let second = std::sync::Arc::new(second);
-    Box::new(move |b, call| {
+    std::sync::Arc::new(move |b: &CpuBackend, call: Call<'_>| {
         let second = second.clone();
         first(
             &b.with_fault(std::sync::Arc::new(move |b, call| second(b, call))),

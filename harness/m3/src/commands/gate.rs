@@ -94,6 +94,14 @@ fn mutants(args: &Args, out: &mut Output) -> Result<Code, Failure> {
             report.faults.push(caught);
         }
     }
+    let root = mutants::root();
+    for fault in mutants::components::registry() {
+        if fault.words.contains(&args.filter) {
+            let caught = mutants::components::run(&backend, &gates, &fault, root)?;
+            out.line(caught.line())?;
+            report.faults.push(caught);
+        }
+    }
     if report.faults.is_empty() {
         let words = format!("no planted fault says {:?}", args.filter);
         return Err(Failure::new(Code::NothingSelected, words));
