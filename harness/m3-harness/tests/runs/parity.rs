@@ -271,6 +271,35 @@ fn a_sample_has_the_same_tokens_and_bits_alone_in_a_batch_and_in_another_order()
 }
 
 #[test]
+fn every_token_but_the_last_has_one_row_of_routes() {
+    use m3_kernels::Backend;
+    let backend = CpuBackend::default();
+    let tiny = Tiny::new(&Config::tiny(), &[4]);
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_p: 1.0,
+        top_k: 0,
+        max_new_tokens: 2,
+        stop: Vec::new(),
+        seed: 1,
+    };
+    let prompt = Prompt {
+        tokens: vec![3, 1, 4],
+        number: 0,
+        sample: 0,
+    };
+    let mut engine = engine(&backend, &tiny, DType::F32);
+    let generations = engine.generate(&backend, &backend.stream(), &[prompt], &sampling);
+    let routes = &generations.unwrap()[0].routes;
+    let moe = Config::tiny().text.moe.unwrap();
+    assert_eq!(routes.layers, [2, 3]);
+    for ids in &routes.expert_ids {
+        // Three prompt tokens and the first of two sampled ones were inputs.
+        assert_eq!(ids.len(), 4 * moe.experts_per_token);
+    }
+}
+
+#[test]
 fn a_sampled_token_is_scored_by_the_trainer_with_the_bits_it_was_drawn_with() {
     let backend = CpuBackend::default();
     let tiny = Tiny::new(&Config::tiny(), &[3, 20]);
