@@ -48,6 +48,10 @@ struct LayerRoutes<'a> {
 /// [`Error::Input`] for what does not fit, [`Error::Write`], [`Error::NonFinite`], what the device reports.
 pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Vec<Generation>> {
     if let Some(path) = &request.json {
+        files::check_distinct(
+            &[path.as_path()],
+            &[request.model.as_path(), request.tokens.as_path()],
+        )?;
         files::check_writable(path)?;
     }
     let stream = backend.stream();
@@ -55,8 +59,9 @@ pub fn run<B: Backend>(backend: &B, request: &Request) -> Result<Vec<Generation>
     let checkpoint = Checkpoint::open(&request.model)?;
     let config = checkpoint.config().text.clone();
     let longest = tokens.lengths().into_iter().max().unwrap_or(0);
-    let positions =
-        (longest + request.sampling.max_new_tokens).clamp(1, config.max_position_embeddings);
+    let positions = longest
+        .saturating_add(request.sampling.max_new_tokens)
+        .clamp(1, config.max_position_embeddings);
     let mut engine = Engine::new(backend, &stream, &config, request.dtype, positions)?;
     engine.model.load(backend, &stream, &checkpoint)?;
     let prompts: Vec<Prompt> = (0..)

@@ -64,11 +64,12 @@ pub fn run<B: Backend>(
     progress: &mut dyn FnMut(usize, &Line),
 ) -> Result<Outcome> {
     recipe.check()?;
+    recipe.check_model(&configured(recipe)?.text)?;
+    let mut gates = RunGates::new(recipe, arch(backend), crate::today())?;
     let stream = backend.stream();
     let out = Output::create(&options.out)?;
     let checkpoint = prepare(recipe, options, &out)?;
     let mut run = Run::new(backend, &stream, recipe, options, &checkpoint)?;
-    let mut gates = RunGates::new(recipe, arch(backend), crate::today())?;
     let mut metrics = Vec::new();
     let first = run.sync.update(backend, &stream, &mut run.engine)?;
     judge_sync(&mut gates, 0, &first);
@@ -302,10 +303,10 @@ impl<'a, B: Backend> Run<'a, B> {
     }
 }
 
-/// Writes the initial weights of a built-in configuration, or opens the checkpoint that is named.
-fn prepare(recipe: &Recipe, options: &Options, out: &Output) -> Result<Checkpoint> {
+/// The model that the recipe names.
+fn configured(recipe: &Recipe) -> Result<Config> {
     if let Some(path) = &recipe.model.path {
-        return Ok(Checkpoint::open(path)?);
+        return Ok(Checkpoint::open(path)?.config().clone());
     }
     let name = &recipe.model.config;
     let config = Config::named(name).ok_or_else(|| {
@@ -314,13 +315,17 @@ fn prepare(recipe: &Recipe, options: &Options, out: &Output) -> Result<Checkpoin
             recipe.name
         ))
     })?;
-    let config = Config::text_only(config.text);
+    Ok(Config::text_only(config.text))
+}
+
+/// Writes the initial weights of a built-in configuration, or opens the checkpoint that is named.
+fn prepare(recipe: &Recipe, options: &Options, out: &Output) -> Result<Checkpoint> {
+    if let Some(path) = &recipe.model.path {
+        return Ok(Checkpoint::open(path)?);
+    }
     let dir = out.dir.join("initial");
-    synthetic(
-        &dir,
-        &config,
-        &Synthetic::new(options.seed, recipe.model.init_std),
-    )?;
+    let weights = Synthetic::new(options.seed, recipe.model.init_std);
+    synthetic(&dir, &configured(recipe)?, &weights)?;
     Ok(Checkpoint::open(&dir)?)
 }
 

@@ -189,12 +189,29 @@ fn an_output_that_cannot_be_written_ends_with_its_own_code() {
         110,
         &["dump.safetensors"],
     );
-    let directory = model.path("model");
+    let directory = model.path("directory");
+    fs::create_dir(&directory).unwrap();
     model.refused(
         &["--dump", directory.to_str().unwrap()],
         110,
         &["directory"],
     );
+}
+
+#[test]
+fn an_output_never_replaces_an_input_or_another_output() {
+    let model = Spoilt::new("basic");
+    let weights = model.model("model.safetensors");
+    let before = fs::read(&weights).unwrap();
+    let report = model.path("report.json");
+    for target in [&weights, &model.path("tokens.json"), &report] {
+        model.refused(
+            &["--dump", target.to_str().unwrap()],
+            2,
+            &["would overwrite"],
+        );
+    }
+    assert_eq!(fs::read(&weights).unwrap(), before);
 }
 
 #[test]
@@ -260,6 +277,8 @@ fn what_does_not_go_together_is_a_usage_error() {
     let model = Spoilt::new("basic");
     model.refused(&["--engine", "rollout", "--backward"], 2, &["--backward"]);
     model.refused(&["--temperature", "0"], 2, &["temperature 0"]);
+    model.refused(&["--temperature", "1e-45"], 2, &["temperature"]);
+    model.refused(&["--threads", "5000"], 2, &["--threads"]);
     model.refused(&["--prefill", "3"], 2, &["--prefill"]);
 }
 
@@ -294,6 +313,24 @@ fn a_recipe_or_a_directory_that_does_not_fit_is_refused_before_anything_runs() {
         2,
         &["train.learning_rat", "did you mean learning_rate?"],
     );
+    for (text, part) in [
+        ("[train]\nmax_tokens = 1\n", "train.max_tokens 1"),
+        ("[data]\nprompts = 10000000000\n", "data.prompts"),
+        ("[data]\nsamples = 1\n", "data.samples is 1"),
+        ("[model]\nconfig = \"minimax-m3\"\n", "weights"),
+        ("[model]\ninit_std = -1.0\n", "model.init_std is -1"),
+        ("[train]\nweight_decay = nan\n", "train.weight_decay is NaN"),
+        (
+            "[gates]\nreward_last_min = nan\n",
+            "gates.reward_last_min is NaN",
+        ),
+        (
+            "[rollout]\nmax_new_tokens = 100000000\n",
+            "rollout.max_new_tokens",
+        ),
+    ] {
+        train(&[&recipe(text), "--out", out], 2, &[part]);
+    }
     let zero = recipe("[train]\nsteps = 0\n");
     train(&[&zero, "--out", out], 2, &["train.steps is 0"]);
     let both = recipe("[train]\ntrue_on_policy = true\n[rollout]\ntop_k = 2\n");

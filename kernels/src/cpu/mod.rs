@@ -68,6 +68,9 @@ impl Default for CpuBackend {
     }
 }
 
+/// More workers than any machine has cores for; starting them would take longer than the work.
+pub const THREADS_MAX: usize = 1024;
+
 impl CpuBackend {
     /// A backend with `threads` worker threads.
     ///
@@ -75,8 +78,9 @@ impl CpuBackend {
     /// [`Error::Argument`] for zero threads or when the operating system refuses a thread.
     pub fn new(threads: usize) -> Result<Self> {
         let refused = |what: String| Error::Argument { op: "cpu", what };
-        if threads == 0 {
-            return Err(refused("threads must not be zero".into()));
+        if threads == 0 || threads > THREADS_MAX {
+            let what = format!("threads must be from 1 to {THREADS_MAX}, got {threads}");
+            return Err(refused(what));
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         Ok(CpuBackend {

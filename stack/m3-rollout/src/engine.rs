@@ -264,11 +264,7 @@ impl<B: Backend> Engine<B> {
         let Sampling {
             temperature, top_p, ..
         } = *sampling;
-        if !(temperature > 0.0 && temperature.is_finite()) {
-            return refused(format!(
-                "temperature {temperature} must be above 0 and finite"
-            ));
-        }
+        check_temperature(temperature)?;
         if !(top_p > 0.0 && top_p <= 1.0) {
             return refused(format!("top_p {top_p} must be above 0 and at most 1"));
         }
@@ -281,7 +277,10 @@ impl<B: Backend> Engine<B> {
     /// The model can read the sequence and the engine's tables reach over it.
     fn fits(&self, number: usize, tokens: &[i64], more: usize) -> Result<()> {
         check_sequence(&self.model.config, number, tokens)?;
-        let (total, limit) = (tokens.len() + more, self.constants.cos_sin.shape()[0]);
+        let (total, limit) = (
+            tokens.len().saturating_add(more),
+            self.constants.cos_sin.shape()[0],
+        );
         if total > limit {
             let what =
                 format!("sequence {number}: {total} tokens exceed the engine's {limit} positions");
@@ -365,6 +364,21 @@ impl<B: Backend> Engine<B> {
         let actions = schedule::forward_only(1, self.stages.len());
         Ok(step.run(&mut self.arena, &[pack], &actions, hooks)?)
     }
+}
+
+/// Coldest temperature: below it logits of some tens leave fp32.
+const TEMPERATURE_MIN: f32 = 1e-4;
+
+/// Refuses a temperature that has no distribution in fp32.
+///
+/// # Errors
+/// [`Error::Input`] naming it.
+pub fn check_temperature(temperature: f32) -> Result<()> {
+    if temperature >= TEMPERATURE_MIN && temperature.is_finite() {
+        return Ok(());
+    }
+    let what = format!("temperature {temperature} must be finite and at least {TEMPERATURE_MIN}");
+    Err(Error::Input(what))
 }
 
 /// Groups of sequences whose new tokens fit one forward pass.

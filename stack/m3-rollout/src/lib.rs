@@ -9,6 +9,6 @@ mod error;
 mod sync;
 
 pub use cache::PagedCache;
-pub use engine::{Engine, Generation, Prompt, Routes, Sampling};
+pub use engine::{Engine, Generation, Prompt, Routes, Sampling, check_temperature};
 pub use error::{Error, Result};
 pub use sync::{SyncReport, WeightSync};

@@ -5,7 +5,7 @@ mod replay;
 mod report;
 mod tokens;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use m3_checkpoint::Checkpoint;
 use m3_comm::Solo;
@@ -163,12 +163,7 @@ fn trainer<B: Backend>(
 
 impl Request {
     fn check(&self) -> Result<()> {
-        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
-            let given = self.temperature;
-            return Err(Error::Input(format!(
-                "temperature {given} must be above 0 and finite"
-            )));
-        }
+        m3_rollout::check_temperature(self.temperature)?;
         let trainer_only = [
             ("--backward", self.backward),
             ("--dump", self.dump.is_some()),
@@ -178,10 +173,15 @@ impl Request {
         if let (Side::Rollout { .. }, Some((flag, _))) = (self.side, given) {
             return Err(Error::Input(format!("{flag} needs --engine trainer")));
         }
-        [&self.dump, &self.json]
+        let outputs: Vec<&Path> = [&self.dump, &self.json]
             .into_iter()
             .flatten()
-            .try_for_each(|path| files::check_writable(path))
+            .map(PathBuf::as_path)
+            .collect();
+        let inputs = [Some(&self.model), Some(&self.tokens), self.replay.as_ref()];
+        let inputs: Vec<&Path> = inputs.into_iter().flatten().map(PathBuf::as_path).collect();
+        files::check_distinct(&outputs, &inputs)?;
+        outputs.into_iter().try_for_each(files::check_writable)
     }
 
     fn schedule(&self, stages: usize) -> Vec<schedule::Action> {

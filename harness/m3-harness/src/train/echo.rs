@@ -13,6 +13,12 @@ const SEP: i64 = 1;
 /// First payload token.
 const PAYLOAD: i64 = 2;
 
+/// Tokens of a prompt.
+pub const PROMPT_TOKENS: usize = 3;
+
+/// Least vocabulary: the two marks and two payload tokens, so that there is something to learn.
+pub const VOCAB_MIN: usize = 4;
+
 /// Prompts of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Echo {

@@ -2,11 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+use m3_spec::config::TextConfig;
 use m3_spec::dtype::DType;
 use serde::Deserialize;
 use toml::Table;
 
+use super::echo;
 use crate::error::{Error, Result};
+
+/// Samples of a step that are held in memory together.
+const SAMPLES_MAX: usize = 1 << 20;
+
+/// Longest response.
+const TOKENS_MAX: usize = 1 << 20;
+
+/// Largest model that is initialised at random: the optimizer's state of more does not fit a workstation.
+const RANDOM_WEIGHTS_MAX: usize = 1_000_000_000;
 
 /// The recipe that runs when none is named.
 const ECHO: &str = include_str!("../../recipes/echo.toml");
@@ -255,9 +266,11 @@ impl Recipe {
     /// [`Error::Input`] naming the keys and their values.
     pub fn check(&self) -> Result<()> {
         let Recipe {
+            model,
             data,
             rollout,
             train,
+            gates,
             ..
         } = self;
         let refused = |what: String| Err(Error::Input(format!("recipe {}: {what}", self.name)));
@@ -268,31 +281,100 @@ impl Recipe {
             ));
         }
         self.dtype()?;
-        for (key, value) in [
-            ("train.steps", train.steps),
-            ("data.prompts", data.prompts),
-            ("data.samples", data.samples),
-            ("rollout.max_new_tokens", rollout.max_new_tokens),
-            ("train.max_tokens", train.max_tokens),
-            ("sync.bucket_bytes", self.sync.bucket_bytes),
+        for (key, value, least, most) in [
+            ("train.steps", train.steps, 1, usize::MAX),
+            ("data.prompts", data.prompts, 1, SAMPLES_MAX),
+            // One sample has nothing to be better than.
+            ("data.samples", data.samples, 2, SAMPLES_MAX),
+            (
+                "rollout.max_new_tokens",
+                rollout.max_new_tokens,
+                1,
+                TOKENS_MAX,
+            ),
+            ("train.max_tokens", train.max_tokens, 1, usize::MAX),
+            ("sync.bucket_bytes", self.sync.bucket_bytes, 1, usize::MAX),
         ] {
-            if value == 0 {
-                return refused(format!("{key} is 0; it must be at least 1"));
+            if value < least {
+                return refused(format!("{key} is {value}; it must be at least {least}"));
+            }
+            if value > most {
+                return refused(format!("{key} is {value}; it must be at most {most}"));
             }
         }
+        if data.prompts * data.samples > SAMPLES_MAX {
+            let (prompts, samples) = (data.prompts, data.samples);
+            return refused(format!(
+                "data.prompts {prompts} times data.samples {samples} is above {SAMPLES_MAX}"
+            ));
+        }
         for (key, value) in [
-            ("rollout.temperature", rollout.temperature),
-            ("train.learning_rate", train.learning_rate),
-            ("train.max_norm", train.max_norm),
+            ("rollout.temperature", f64::from(rollout.temperature)),
+            ("train.learning_rate", f64::from(train.learning_rate)),
+            ("train.max_norm", f64::from(train.max_norm)),
+            ("model.init_std", model.init_std),
         ] {
             if !(value > 0.0 && value.is_finite()) {
                 return refused(format!("{key} is {value}; it must be above 0 and finite"));
+            }
+        }
+        for (key, value) in [
+            ("train.weight_decay", f64::from(train.weight_decay)),
+            ("train.eps_clip", f64::from(train.eps_clip)),
+            ("train.eps_clip_high", f64::from(train.eps_clip_high)),
+            ("gates.reward_first_max", gates.reward_first_max),
+            ("gates.reward_last_min", gates.reward_last_min),
+        ] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return refused(format!(
+                    "{key} is {value}; it must be at least 0 and finite"
+                ));
+            }
+        }
+        for (key, value) in [("train.beta1", train.beta1), ("train.beta2", train.beta2)] {
+            if !(0.0..1.0).contains(&value) {
+                return refused(format!("{key} is {value}; it must be from 0 to below 1"));
             }
         }
         if train.true_on_policy && (rollout.top_p != 1.0 || rollout.top_k != 0) {
             return refused(
                 "train.true_on_policy needs rollout.top_p 1 and rollout.top_k 0".into(),
             );
+        }
+        Ok(())
+    }
+
+    /// Refuses a model that the recipe's task and lengths do not fit.
+    ///
+    /// # Errors
+    /// [`Error::Input`] naming the keys and the model's numbers.
+    pub fn check_model(&self, config: &TextConfig) -> Result<()> {
+        let refused = |what: String| Err(Error::Input(format!("recipe {}: {what}", self.name)));
+        let total = echo::PROMPT_TOKENS + self.rollout.max_new_tokens;
+        let (positions, vocab) = (config.max_position_embeddings, config.vocab_size);
+        if total > positions.min(self.train.max_tokens) {
+            let max_tokens = self.train.max_tokens;
+            return refused(format!(
+                "prompt and rollout.max_new_tokens are {total} tokens, above train.max_tokens {max_tokens} or the \
+                 model's {positions} positions"
+            ));
+        }
+        if vocab < echo::VOCAB_MIN {
+            let least = echo::VOCAB_MIN;
+            return refused(format!(
+                "the task needs {least} token ids, the model has {vocab}"
+            ));
+        }
+        let weights: usize = m3_spec::tensors::tensors(config)
+            .iter()
+            .map(|tensor| tensor.elements() as usize)
+            .sum();
+        if self.model.path.is_none() && weights > RANDOM_WEIGHTS_MAX {
+            return refused(format!(
+                "model.config {:?} has {weights} weights; random ones are made up to {RANDOM_WEIGHTS_MAX}, name a \
+                 checkpoint with model.path",
+                self.model.config
+            ));
         }
         Ok(())
     }

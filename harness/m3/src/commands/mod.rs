@@ -20,8 +20,12 @@ fn seed(text: &str) -> Result<u64, String> {
 
 /// A number of worker threads.
 fn threads(text: &str) -> Result<usize, String> {
-    let parsed = text.parse().ok().filter(|threads| *threads > 0);
-    parsed.ok_or_else(|| "a number of threads is a whole number from 1".into())
+    let most = m3_kernels::cpu::THREADS_MAX;
+    let parsed = text
+        .parse()
+        .ok()
+        .filter(|threads| (1..=most).contains(threads));
+    parsed.ok_or_else(|| format!("a number of threads is a whole number from 1 to {most}"))
 }
 
 #[cfg(test)]
@@ -31,6 +35,7 @@ mod tests {
     #[test]
     fn no_threads_are_refused() {
         assert_eq!(threads("2"), Ok(2));
+        assert!(threads("1025").is_err());
         assert!(threads("0").is_err() && threads("-1").is_err() && threads("").is_err());
     }
 

@@ -33,7 +33,7 @@ pub struct Args {
     /// Seed of everything random, decimal or 0x…
     #[arg(long, env = "M3_SEED", value_parser = seed)]
     seed: Option<u64>,
-    /// Go on from the last finished step in --out
+    /// Go on from the last finished step in --out (not built yet)
     #[arg(long)]
     resume: bool,
     /// What is trained for
@@ -47,9 +47,9 @@ enum Objective {
     /// Policy gradient over groups of samples.
     #[default]
     Grpo,
-    /// Next token of given answers.
+    /// Next token of given answers (not built yet).
     Sft,
-    /// Next token of plain text.
+    /// Next token of plain text (not built yet).
     Pretrain,
 }
 
