@@ -163,4 +163,10 @@ __device__ __forceinline__ bool in_range(Fault* fault, u32 site, i64 index, i64 
     return false;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// As on the CPU: the side nearer zero is computed and the other is its complement, so that distinct logits keep
+// distinct scores where 1 / (1 + exp(-x)) rounds them together and makes a tie of the router's choice.
+__device__ __forceinline__ float sigmoid(float x) {
+    float e = expf(-fabsf(x));
+    float small = e / (1.0f + e);
+    return x < 0.0f ? small : 1.0f - small;
+}

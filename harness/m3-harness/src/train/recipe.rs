@@ -367,7 +367,7 @@ impl Recipe {
         }
         let weights: usize = m3_spec::tensors::tensors(config)
             .iter()
-            .map(|tensor| tensor.elements() as usize)
+            .map(|tensor| tensor.elements())
             .sum();
         if self.model.path.is_none() && weights > RANDOM_WEIGHTS_MAX {
             return refused(format!(
