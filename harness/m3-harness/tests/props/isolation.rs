@@ -51,7 +51,7 @@ fn the_order_of_documents_changes_no_bit() {
         let order: Vec<usize> = (0..pack.lengths.len()).collect();
         (Just(pack), Just(order).prop_shuffle())
     });
-    holds(file!(), [40, 1000], &packs, |(pack, order)| {
+    holds(file!(), [24, 1000], &packs, |(pack, order)| {
         let starts = pack.starts();
         let document = |&number: &usize| starts[number]..starts[number] + pack.lengths[number];
         let tokens: Vec<usize> = order
@@ -79,7 +79,7 @@ fn the_order_of_documents_changes_no_bit() {
 fn another_document_and_more_padding_change_no_bit() {
     let backend = CpuBackend::default();
     let packs = (packs(12, 1024), 0..300_usize, 0..2_usize);
-    holds(file!(), [40, 1000], &packs, |(pack, length, padding)| {
+    holds(file!(), [24, 1000], &packs, |(pack, length, padding)| {
         let mut longer = pack.clone();
         longer.lengths.push(length);
         longer.padding += padding;
