@@ -102,7 +102,7 @@ fn spelled(most: usize) -> impl Strategy<Value = Pack> {
 #[test]
 fn every_pair_of_the_selection_is_seen_once_in_both_passes() {
     let backend = CpuBackend::default();
-    holds(file!(), [12, 1500], &spelled(40), |pack| {
+    holds(file!(), [12, 600], &spelled(40), |pack| {
         let keys = keys(&pack, &pack.selection());
         let results = results(&backend, &pack, &keys);
         let (tokens, q_heads) = (pack.tokens(), pack.q_heads());

@@ -91,7 +91,7 @@ fn the_query_tile_changes_no_bit_of_a_query() {
 fn threads_and_repetition_change_no_bit() {
     let backends = [1, 2, 3].map(|threads| CpuBackend::new(threads).unwrap());
     let repeats = if full() { 20 } else { 3 };
-    holds(file!(), [20, 500], &packs(12, 1024), |pack| {
+    holds(file!(), [20, 200], &packs(12, 1024), |pack| {
         let operands = Operands::normal(&pack);
         let everything = 0..pack.tokens();
         let first = attention(&backends[0], &pack, &operands).bits(&pack, everything.clone());
