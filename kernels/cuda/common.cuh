@@ -88,6 +88,46 @@ __device__ __forceinline__ void load8(const bf16* p, bool vector, int count, flo
     }
 }
 
+// Eight elements as they lie in memory, so that a load can be under way while nothing waits for its values.
+template <typename T> struct Run8;
+template <> struct Run8<float> {
+    float4 low, high;
+    __device__ __forceinline__ void load(const float* p, bool vector, int count) {
+        if (vector && count >= 8) {
+            low = *(const float4*)p, high = *(const float4*)(p + 4);
+            return;
+        }
+        float v[8];
+        load8(p, false, count, v);
+        low = make_float4(v[0], v[1], v[2], v[3]), high = make_float4(v[4], v[5], v[6], v[7]);
+    }
+    __device__ __forceinline__ void widen_to(float (&v)[8]) const {
+        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+    }
+};
+template <> struct Run8<bf16> {
+    uint4 words;
+    __device__ __forceinline__ void load(const bf16* p, bool vector, int count) {
+        if (vector && count >= 8) {
+            words = *(const uint4*)p;
+            return;
+        }
+        u32 w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 a = 2 * i < count ? p[2 * i].bits : 0, b = 2 * i + 1 < count ? p[2 * i + 1].bits : 0;
+            w[i] = a | b << 16;
+        }
+        words = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+    __device__ __forceinline__ void widen_to(float (&v)[8]) const {
+        u32 w[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[2 * i] = __uint_as_float(w[i] << 16), v[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
+    }
+};
+
 __device__ __forceinline__ void store8(float* p, bool vector, int count, const float (&v)[8]) {
     if (vector && count >= 8) {
         *(float4*)p = make_float4(v[0], v[1], v[2], v[3]);

@@ -1,9 +1,7 @@
 // Norm of each head's channels and rotation of the first of them, and the gradient. One warp per head.
 #include "common.cuh"
 
-// Lane l holds the runs of four channels at 4·(l + 32·c); two runs reach 256 channels.
-#define RUNS 2
-#define WIDEST 256
+// Lane l holds the runs of four channels at 4·(l + 32·c): one run reaches 128 channels, two 256.
 #define WARPS 8
 
 template <typename T> __device__ __forceinline__ void load4(const T* p, bool vector, int count, float (&v)[4]);
@@ -62,146 +60,215 @@ template <typename T> struct Heads {
     }
 };
 
-// Channel i of the first half of the rotated ones pairs with i + half. `sign` -1 rotates back.
-__device__ __forceinline__ float rotated(const float* row, int channel, int half, const float2* cos_sin, float sign) {
-    float x = row[channel];
-    if (channel >= 2 * half) return x;
-    bool first = channel < half;
-    float2 turn = cos_sin[first ? channel : channel - half];
-    float other = row[first ? channel + half : channel - half];
-    return first ? x * turn.x - other * (sign * turn.y) : x * turn.x + other * (sign * turn.y);
-}
+// Channels that a lane holds and what it needs of the token they belong to. Channel i of the first half of the rotated
+// ones pairs with i + half.
+template <int RUNS> struct Lane {
+    float weight[RUNS][4];
+    float2 turn[RUNS][4]; // cos, and sin with the sign of the channel's half; (1, 0) beyond the rotated channels
+    int channel, head_dim, half;
+    bool runs_pair; // runs of four pair with runs of four
+
+    __device__ __forceinline__ Lane(u64 weights, i64 dtype, int lane, int head_dim, int half)
+        : channel(4 * lane), head_dim(head_dim), half(half), runs_pair(half % 4 == 0) {
+#pragma unroll
+        for (int c = 0; c < RUNS; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int at = channel + 128 * c + i;
+                weight[c][i] = at < head_dim ? 1.0f + load_as(weights, dtype, at) : 0.0f;
+            }
+    }
+
+    __device__ __forceinline__ int partner(int at) const { return at < half ? at + half : at < 2 * half ? at - half : at; }
+
+    // `sign` -1 turns back.
+    __device__ __forceinline__ void at_position(const float2* cos_sin, i64 position, float sign) {
+        const float2* row = cos_sin + position * half;
+#pragma unroll
+        for (int c = 0; c < RUNS; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int at = channel + 128 * c + i;
+                turn[c][i] = make_float2(1.0f, 0.0f);
+                if (at < 2 * half) {
+                    bool first = at < half;
+                    turn[c][i] = row[first ? at : at - half];
+                    turn[c][i].y *= first ? -sign : sign;
+                }
+            }
+    }
+
+    // Turns the warp's row; every channel meets its partner in shared memory.
+    __device__ __forceinline__ void rotate(float (&v)[RUNS][4], float* row) const {
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < RUNS; ++c)
+            if (channel + 128 * c < head_dim) *(float4*)(row + channel + 128 * c) = make_float4(v[c][0], v[c][1], v[c][2], v[c][3]);
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < RUNS; ++c) {
+            float other[4];
+            if (channel + 128 * c >= head_dim) continue;
+            if (runs_pair) {
+                float4 run = *(const float4*)(row + partner(channel + 128 * c));
+                other[0] = run.x, other[1] = run.y, other[2] = run.z, other[3] = run.w;
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) other[i] = row[partner(channel + 128 * c + i)];
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (channel + 128 * c + i < 2 * half) v[c][i] = v[c][i] * turn[c][i].x + other[i] * turn[c][i].y;
+        }
+    }
+};
 
 struct Extents {
     int tokens, heads, head_dim, half, positions;
     int unused;
 };
 
-template <typename T>
+// Heads that a warp handles one after another, the next one under way. Weights and turns are loaded once a token.
+#define HEADS_PER_WARP 8
+
+template <typename T, int RUNS>
 __device__ void forward(Heads<const T> x, u64 weight, i64 weight_dtype, const float2* cos_sin, const int* positions,
                         Heads<T> out, float* rstd_out, Extents n, float eps, Fault* fault, u32 site) {
-    __shared__ float rows[WARPS][WIDEST];
+    __shared__ __align__(16) float rows[WARPS][128 * RUNS];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    i64 row = (i64)blockIdx.x * WARPS + warp;
-    if (row >= (i64)n.tokens * n.heads) return;
-    i64 token = row / n.heads, head = row - token * n.heads;
-    int position = positions[token];
-    if (!in_range(fault, site, token, position, 0, n.positions)) return;
-    bool vector = x.vector() && out.vector();
-    float v[RUNS][4], squares = 0.0f;
+    i64 total = (i64)n.tokens * n.heads, first = ((i64)blockIdx.x * WARPS + warp) * HEADS_PER_WARP;
+    i64 last = min(first + HEADS_PER_WARP, total), token = first / n.heads, head = first - token * n.heads;
+    if (first >= total) return;
+    bool vector = x.vector() && out.vector(), valid = false;
+    Lane<RUNS> of(weight, weight_dtype, lane, n.head_dim, n.half);
+    float next[RUNS][4];
+    i64 held = -1;
 #pragma unroll
-    for (int c = 0; c < RUNS; ++c) {
-        int channel = 4 * (lane + 32 * c);
-        load4<T>(x.at(token, head) + channel, vector, n.head_dim - channel, v[c]);
+    for (int c = 0; c < RUNS; ++c) load4<T>(x.at(token, head) + of.channel + 128 * c, vector, n.head_dim - of.channel - 128 * c, next[c]);
+    for (i64 row = first; row < last; ++row) {
+        float v[RUNS][4], squares = 0.0f;
+        T* to = out.at(token, head);
+        if (token != held) {
+            int position = positions[token];
+            valid = in_range(fault, site, token, position, 0, n.positions);
+            if (valid) of.at_position(cos_sin, position, 1.0f);
+            held = token;
+        }
+        if (++head == n.heads) head = 0, ++token;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) squares += v[c][i] * v[c][i];
-    }
-    float rstd = 1.0f / sqrtf(warp_sum(squares) / (float)n.head_dim + eps);
-    if (lane == 0) rstd_out[row] = rstd;
+        for (int c = 0; c < RUNS; ++c) {
 #pragma unroll
-    for (int c = 0; c < RUNS; ++c) {
-        int channel = 4 * (lane + 32 * c);
+            for (int i = 0; i < 4; ++i) {
+                v[c][i] = next[c][i];
+                squares += v[c][i] * v[c][i];
+            }
+            int count = row + 1 < last ? n.head_dim - of.channel - 128 * c : 0;
+            load4<T>(x.at(token, head) + of.channel + 128 * c, vector, count, next[c]);
+        }
+        float rstd = 1.0f / sqrtf(warp_sum(squares) / (float)n.head_dim + eps);
+        if (!valid) continue;
+        if (lane == 0) rstd_out[row] = rstd;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (channel + i < n.head_dim)
-                rows[warp][channel + i] = v[c][i] * rstd * (1.0f + load_as(weight, weight_dtype, channel + i));
-    }
-    __syncwarp();
-    const float2* turns = cos_sin + (i64)position * n.half;
+        for (int c = 0; c < RUNS; ++c)
 #pragma unroll
-    for (int c = 0; c < RUNS; ++c) {
-        int channel = 4 * (lane + 32 * c);
+            for (int i = 0; i < 4; ++i) v[c][i] = v[c][i] * rstd * of.weight[c][i];
+        of.rotate(v, rows[warp]);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (channel + i < n.head_dim) v[c][i] = rotated(rows[warp], channel + i, n.half, turns, 1.0f);
-        store4(out.at(token, head) + channel, vector, n.head_dim - channel, v[c]);
+        for (int c = 0; c < RUNS; ++c) store4(to + of.channel + 128 * c, vector, n.head_dim - of.channel - 128 * c, v[c]);
     }
 }
 
 // A warp walks its slice of heads in order and keeps the slice's part of d_weight in registers.
-template <typename T, typename D>
+template <typename T, typename D, int RUNS>
 __device__ void backward(Heads<const T> x, u64 weight, i64 weight_dtype, const float2* cos_sin, const int* positions,
                          const float* rstd_in, Heads<const D> d_out, Heads<T> dx, float* partial, Extents n,
                          i64 rows_per_slice, i64 slices, Fault* fault, u32 site) {
-    __shared__ float rows[WARPS][WIDEST];
+    __shared__ __align__(16) float rows[WARPS][128 * RUNS];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     i64 slice = (i64)blockIdx.x * WARPS + warp;
     if (slice >= slices) return;
-    bool vector = x.vector() && dx.vector(), d_vector = d_out.vector();
-    float w[RUNS][4], sum[RUNS][4];
+    bool vector = x.vector() && dx.vector(), d_vector = d_out.vector(), valid = false;
+    Lane<RUNS> of(weight, weight_dtype, lane, n.head_dim, n.half);
+    float sum[RUNS][4], next_v[RUNS][4], next_g[RUNS][4];
 #pragma unroll
     for (int c = 0; c < RUNS; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            int channel = 4 * (lane + 32 * c) + i;
-            w[c][i] = channel < n.head_dim ? 1.0f + load_as(weight, weight_dtype, channel) : 0.0f;
-            sum[c][i] = 0.0f;
-        }
+        for (int i = 0; i < 4; ++i) sum[c][i] = 0.0f;
     i64 first = slice * rows_per_slice, last = min(first + rows_per_slice, (i64)n.tokens * n.heads);
-    for (i64 row = first; row < last; ++row) {
-        i64 token = row / n.heads, head = row - token * n.heads;
-        int position = positions[token];
-        if (!in_range(fault, site, token, position, 0, n.positions)) continue;
-        float v[RUNS][4], g[RUNS][4], rstd = rstd_in[row], product = 0.0f;
-        __syncwarp();
+    i64 token = first / n.heads, head = first - token * n.heads, held = -1;
+    auto fetch = [&](bool there) {
 #pragma unroll
         for (int c = 0; c < RUNS; ++c) {
-            int channel = 4 * (lane + 32 * c), count = n.head_dim - channel;
-            load4<T>(x.at(token, head) + channel, vector, count, v[c]);
-            load4<D>(d_out.at(token, head) + channel, d_vector, count, g[c]);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (i < count) rows[warp][channel + i] = g[c][i];
+            int count = there ? n.head_dim - of.channel - 128 * c : 0;
+            load4<T>(x.at(token, head) + of.channel + 128 * c, vector, count, next_v[c]);
+            load4<D>(d_out.at(token, head) + of.channel + 128 * c, d_vector, count, next_g[c]);
         }
-        __syncwarp();
-        const float2* turns = cos_sin + (i64)position * n.half;
+    };
+    fetch(first < last);
+    for (i64 row = first; row < last; ++row) {
+        float v[RUNS][4], g[RUNS][4], rstd = rstd_in[row], product = 0.0f;
+        T* to = dx.at(token, head);
+        if (token != held) {
+            int position = positions[token];
+            valid = in_range(fault, site, token, position, 0, n.positions);
+            if (valid) of.at_position(cos_sin, position, -1.0f);
+            held = token;
+        }
+        if (++head == n.heads) head = 0, ++token;
+#pragma unroll
+        for (int c = 0; c < RUNS; ++c)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[c][i] = next_v[c][i], g[c][i] = next_g[c][i];
+        fetch(row + 1 < last);
+        if (!valid) continue;
+        of.rotate(g, rows[warp]);
 #pragma unroll
         for (int c = 0; c < RUNS; ++c)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int channel = 4 * (lane + 32 * c) + i;
-                float d = channel < n.head_dim ? rotated(rows[warp], channel, n.half, turns, -1.0f) : 0.0f;
                 v[c][i] *= rstd;
-                sum[c][i] += d * v[c][i];
-                g[c][i] = d * w[c][i];
+                sum[c][i] += g[c][i] * v[c][i];
+                g[c][i] *= of.weight[c][i];
                 product += g[c][i] * v[c][i];
             }
         float mean = warp_sum(product) / (float)n.head_dim;
 #pragma unroll
         for (int c = 0; c < RUNS; ++c) {
-            int channel = 4 * (lane + 32 * c);
 #pragma unroll
             for (int i = 0; i < 4; ++i) g[c][i] = rstd * (g[c][i] - v[c][i] * mean);
-            store4(dx.at(token, head) + channel, vector, n.head_dim - channel, g[c]);
+            store4(to + of.channel + 128 * c, vector, n.head_dim - of.channel - 128 * c, g[c]);
         }
     }
 #pragma unroll
     for (int c = 0; c < RUNS; ++c)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            int channel = 4 * (lane + 32 * c) + i;
+            int channel = of.channel + 128 * c + i;
             if (channel < n.head_dim) partial[slice * n.head_dim + channel] = sum[c][i];
         }
 }
 
-#define FORWARD(SUFFIX, T)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_##SUFFIX(                                           \
+#define FORWARD(SUFFIX, T, RUNS)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_##RUNS##_##SUFFIX(                                  \
         Heads<const T> x, u64 weight, i64 weight_dtype, const float2* cos_sin, const int* positions, Heads<T> out,     \
         float* rstd, Extents n, float eps, Fault* fault, u32 site) {                                                   \
-        forward<T>(x, weight, weight_dtype, cos_sin, positions, out, rstd, n, eps, fault, site);                       \
+        forward<T, RUNS>(x, weight, weight_dtype, cos_sin, positions, out, rstd, n, eps, fault, site);                 \
     }
-#define BACKWARD(SUFFIX, T, D)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_backward_##SUFFIX(                                  \
+#define BACKWARD(SUFFIX, T, D, RUNS)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(256) qk_norm_rope_backward_##RUNS##_##SUFFIX(                         \
         Heads<const T> x, u64 weight, i64 weight_dtype, const float2* cos_sin, const int* positions,                   \
         const float* rstd, Heads<const D> d_out, Heads<T> dx, float* partial, Extents n, i64 rows_per_slice,           \
         i64 slices, Fault* fault, u32 site) {                                                                          \
-        backward<T, D>(x, weight, weight_dtype, cos_sin, positions, rstd, d_out, dx, partial, n, rows_per_slice,       \
-                       slices, fault, site);                                                                           \
+        backward<T, D, RUNS>(x, weight, weight_dtype, cos_sin, positions, rstd, d_out, dx, partial, n,                 \
+                             rows_per_slice, slices, fault, site);                                                     \
     }
+#define WIDTHS(RUNS)                                                                                                   \
+    FORWARD(f32, float, RUNS)                                                                                          \
+    FORWARD(bf16, bf16, RUNS)                                                                                          \
+    BACKWARD(f32_f32, float, float, RUNS)                                                                              \
+    BACKWARD(f32_bf16, float, bf16, RUNS)                                                                              \
+    BACKWARD(bf16_f32, bf16, float, RUNS)                                                                              \
+    BACKWARD(bf16_bf16, bf16, bf16, RUNS)
 
-FORWARD(f32, float)
-FORWARD(bf16, bf16)
-BACKWARD(f32_f32, float, float)
-BACKWARD(f32_bf16, float, bf16)
-BACKWARD(bf16_f32, bf16, float)
-BACKWARD(bf16_bf16, bf16, bf16)
+WIDTHS(1)
+WIDTHS(2)

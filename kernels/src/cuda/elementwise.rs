@@ -83,6 +83,15 @@ pub(super) fn gather(
     )
 }
 
+/// Packs a view of F32 or BF16, row-major and in F32, at `address`.
+pub(super) fn widen(queue: &Enqueue<'_>, source: &Tensor<CudaBackend>, address: u64) -> Result<()> {
+    let target = packed(source, address);
+    match source.dtype() {
+        DType::BF16 => runs(queue, "convert_bf16_f32", View::of(source), target),
+        dtype => move_bits(queue, dtype, View::of(source), target),
+    }
+}
+
 /// Spreads what lies row-major at `address` over a view.
 pub(super) fn scatter(
     queue: &Enqueue<'_>,

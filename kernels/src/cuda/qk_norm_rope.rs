@@ -3,7 +3,7 @@
 use m3_spec::dtype::DType;
 
 use super::CudaBackend;
-use super::launch::{Grid, Parameter, Parameters, address, code, kernel};
+use super::launch::{Grid, Parameter, Parameters, address, code};
 use super::slices::{Slices, add_slices};
 use super::stream::Enqueue;
 use crate::error::{Error, Result};
@@ -12,8 +12,14 @@ use crate::tensor::Tensor;
 
 const FILE: &str = "qk_norm_rope.cu";
 
-/// Warps of a block; a warp handles a head.
+/// Warps of a block.
 const WARPS: usize = 8;
+
+/// Heads that a warp of the forward pass handles; `HEADS_PER_WARP` of the kernels.
+const HEADS_PER_WARP: usize = 8;
+
+/// Widest head that a lane holds in one run of four channels.
+const HEAD_DIM_NARROW: usize = 128;
 
 /// Widest head the kernels hold.
 const HEAD_DIM_MAX: usize = 256;
@@ -100,12 +106,15 @@ pub(super) fn qk_norm_rope(
         .with(args.eps)
         .with(queue.fault())
         .with(queue.site("positions"));
-    let grid = Grid::line(
-        (dims.tokens * dims.heads).div_ceil(WARPS),
-        32 * WARPS as u32,
-    );
-    let name = kernel!(args.x.dtype(), "qk_norm_rope");
-    // SAFETY: the kernel's parameters; a warp handles one head, and positions outside the table are not followed.
+    let warps = (dims.tokens * dims.heads).div_ceil(HEADS_PER_WARP);
+    let grid = Grid::line(warps.div_ceil(WARPS), 32 * WARPS as u32);
+    let name = match (dims.head_dim <= HEAD_DIM_NARROW, args.x.dtype()) {
+        (true, DType::BF16) => "qk_norm_rope_1_bf16",
+        (true, _) => "qk_norm_rope_1_f32",
+        (false, DType::BF16) => "qk_norm_rope_2_bf16",
+        (false, _) => "qk_norm_rope_2_f32",
+    };
+    // SAFETY: the kernel's parameters; a warp handles its heads, and positions outside the table are not followed.
     unsafe { queue.launch(FILE, name, grid, parameters) }
 }
 
@@ -133,11 +142,16 @@ pub(super) fn qk_norm_rope_backward(
         .with(queue.fault())
         .with(queue.site("positions"));
     let grid = Grid::line(slices.div_ceil(WARPS), 32 * WARPS as u32);
-    let name = match (args.x.dtype(), args.d_out.dtype()) {
-        (DType::BF16, DType::BF16) => "qk_norm_rope_backward_bf16_bf16",
-        (DType::BF16, _) => "qk_norm_rope_backward_bf16_f32",
-        (_, DType::BF16) => "qk_norm_rope_backward_f32_bf16",
-        (_, _) => "qk_norm_rope_backward_f32_f32",
+    let narrow = dims.head_dim <= HEAD_DIM_NARROW;
+    let name = match (narrow, args.x.dtype(), args.d_out.dtype()) {
+        (true, DType::BF16, DType::BF16) => "qk_norm_rope_backward_1_bf16_bf16",
+        (true, DType::BF16, _) => "qk_norm_rope_backward_1_bf16_f32",
+        (true, _, DType::BF16) => "qk_norm_rope_backward_1_f32_bf16",
+        (true, _, _) => "qk_norm_rope_backward_1_f32_f32",
+        (false, DType::BF16, DType::BF16) => "qk_norm_rope_backward_2_bf16_bf16",
+        (false, DType::BF16, _) => "qk_norm_rope_backward_2_bf16_f32",
+        (false, _, DType::BF16) => "qk_norm_rope_backward_2_f32_bf16",
+        (false, _, _) => "qk_norm_rope_backward_2_f32_f32",
     };
     // SAFETY: as above; a warp writes one slice of the partial sums.
     unsafe { queue.launch(FILE, name, grid, parameters)? };

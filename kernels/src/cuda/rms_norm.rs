@@ -3,6 +3,7 @@
 use m3_spec::dtype::DType;
 
 use super::CudaBackend;
+use super::elementwise::widen;
 use super::launch::{Grid, Parameters, address, code};
 use super::slices::{Slices, add_slices};
 use super::stream::Enqueue;
@@ -59,44 +60,62 @@ pub(super) fn rms_norm_backward(
     let dims = args.dims()?;
     let (threads, chunks) = width(queue.op, dims.hidden)?;
     let (slices, rows_per_slice) = SLICES.of(dims.tokens);
-    let [partial] = queue.scratch([slices * dims.hidden * 4])?;
+    let storage = args.residual.dtype();
+    let passed = args.d_residual_in;
+    let uniform = [Some(args.d_out), passed]
+        .iter()
+        .flatten()
+        .all(|d| d.dtype() == storage);
+    let row_bytes = if uniform {
+        0
+    } else {
+        dims.tokens * dims.hidden * 4
+    };
+    let [partial, wide_d_out, wide_passed] =
+        queue.scratch([slices * dims.hidden * 4, row_bytes, row_bytes])?;
     let mut parameters = Parameters::default()
         .rows(args.residual)
         .tensor(args.weight)
         .with(code(args.weight.dtype()))
-        .tensor(args.rstd)
-        .rows(args.d_out);
-    parameters = match args.d_residual_in {
-        Some(passed) => parameters.rows(passed).with(code(passed.dtype())),
-        None => parameters.with(0u64).with(0i64).with(0i64),
-    };
+        .tensor(args.rstd);
+    for (gradient, wide) in [(Some(args.d_out), wide_d_out), (passed, wide_passed)] {
+        parameters = match gradient {
+            None => parameters.with(0u64).with(0i64),
+            Some(gradient) if uniform => parameters.rows(gradient),
+            Some(gradient) => {
+                widen(queue, gradient, wide)?;
+                parameters.with(wide).with(dims.hidden as i64)
+            }
+        };
+    }
     let parameters = parameters
         .rows(args.d_residual)
         .with(partial)
         .with(dims.tokens as i32)
         .with(dims.hidden as i32)
         .with(rows_per_slice as i32);
-    let name = backward_name(chunks, args.residual.dtype(), args.d_out.dtype());
+    let name = backward_name(chunks, storage, uniform);
+    let grid = Grid {
+        shared_bytes: 8 * chunks * threads as usize * 4,
+        ..Grid::line(slices, threads)
+    };
     // SAFETY: as above; a block writes one slice of the partial sums.
-    unsafe { queue.launch(FILE, name, Grid::line(slices, threads), parameters)? };
+    unsafe { queue.launch(FILE, name, grid, parameters)? };
     add_slices(queue, partial, slices, dims.hidden, address(args.d_weight))
 }
 
-fn backward_name(chunks: usize, x: DType, d_out: DType) -> &'static str {
-    let half = |dtype| dtype == DType::BF16;
-    match (chunks, half(x), half(d_out)) {
-        (1, false, false) => "rms_norm_backward_1_f32_f32",
-        (1, false, true) => "rms_norm_backward_1_f32_bf16",
-        (1, true, false) => "rms_norm_backward_1_bf16_f32",
-        (1, true, true) => "rms_norm_backward_1_bf16_bf16",
-        (3, false, false) => "rms_norm_backward_3_f32_f32",
-        (3, false, true) => "rms_norm_backward_3_f32_bf16",
-        (3, true, false) => "rms_norm_backward_3_bf16_f32",
-        (3, true, true) => "rms_norm_backward_3_bf16_bf16",
-        (_, false, false) => "rms_norm_backward_6_f32_f32",
-        (_, false, true) => "rms_norm_backward_6_f32_bf16",
-        (_, true, false) => "rms_norm_backward_6_bf16_f32",
-        (_, true, true) => "rms_norm_backward_6_bf16_bf16",
+/// The kernel for a width and storage; gradients of another dtype than the storage arrive in F32.
+fn backward_name(chunks: usize, storage: DType, uniform: bool) -> &'static str {
+    match (chunks, storage, uniform) {
+        (1, DType::BF16, true) => "rms_norm_backward_1_bf16",
+        (1, DType::BF16, false) => "rms_norm_backward_1_mixed",
+        (1, _, _) => "rms_norm_backward_1_f32",
+        (3, DType::BF16, true) => "rms_norm_backward_3_bf16",
+        (3, DType::BF16, false) => "rms_norm_backward_3_mixed",
+        (3, _, _) => "rms_norm_backward_3_f32",
+        (_, DType::BF16, true) => "rms_norm_backward_6_bf16",
+        (_, DType::BF16, false) => "rms_norm_backward_6_mixed",
+        (_, _, _) => "rms_norm_backward_6_f32",
     }
 }
 

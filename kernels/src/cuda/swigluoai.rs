@@ -8,6 +8,9 @@ use crate::ops;
 
 const FILE: &str = "swigluoai.cu";
 
+/// Rows that a thread handles; `ROWS` of the kernels.
+const ROWS: usize = 2;
+
 /// Threads of a block; each handles eight channels.
 const THREADS: u32 = 128;
 
@@ -20,6 +23,7 @@ pub(super) fn swigluoai(
         .rows(args.gate)
         .rows(args.up)
         .rows(args.out)
+        .with(dims.tokens as i32)
         .with(dims.width as i32)
         .with(args.alpha)
         .with(args.limit);
@@ -39,6 +43,7 @@ pub(super) fn swigluoai_backward(
         .rows(args.d_out)
         .rows(args.d_gate)
         .rows(args.d_up)
+        .with(dims.tokens as i32)
         .with(dims.width as i32)
         .with(args.alpha)
         .with(args.limit);
@@ -49,7 +54,11 @@ pub(super) fn swigluoai_backward(
 
 fn grid(dims: &ops::SwigluoaiDims) -> Grid {
     Grid {
-        blocks: [dims.tokens, dims.width.div_ceil(8 * THREADS as usize), 1],
+        blocks: [
+            dims.tokens.div_ceil(ROWS),
+            dims.width.div_ceil(8 * THREADS as usize),
+            1,
+        ],
         threads: THREADS,
         shared_bytes: 0,
     }
