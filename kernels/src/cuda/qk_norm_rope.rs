@@ -15,10 +15,10 @@ const FILE: &str = "qk_norm_rope.cu";
 /// Warps of a block.
 const WARPS: usize = 8;
 
-/// Heads that a warp of the forward pass handles; `HEADS_PER_WARP` of the kernels.
-const HEADS_PER_WARP: usize = 8;
+/// Heads that a warp of the forward pass handles; `SHARE` of the kernels.
+const SHARE: usize = 32;
 
-/// Widest head that a lane holds in one run of four channels.
+/// Widest head that half a warp holds, eight channels a lane.
 const HEAD_DIM_NARROW: usize = 128;
 
 /// Widest head the kernels hold.
@@ -106,13 +106,13 @@ pub(super) fn qk_norm_rope(
         .with(args.eps)
         .with(queue.fault())
         .with(queue.site("positions"));
-    let warps = (dims.tokens * dims.heads).div_ceil(HEADS_PER_WARP);
+    let warps = (dims.tokens * dims.heads).div_ceil(SHARE);
     let grid = Grid::line(warps.div_ceil(WARPS), 32 * WARPS as u32);
     let name = match (dims.head_dim <= HEAD_DIM_NARROW, args.x.dtype()) {
-        (true, DType::BF16) => "qk_norm_rope_1_bf16",
-        (true, _) => "qk_norm_rope_1_f32",
-        (false, DType::BF16) => "qk_norm_rope_2_bf16",
-        (false, _) => "qk_norm_rope_2_f32",
+        (true, DType::BF16) => "qk_norm_rope_16_bf16",
+        (true, _) => "qk_norm_rope_16_f32",
+        (false, DType::BF16) => "qk_norm_rope_32_bf16",
+        (false, _) => "qk_norm_rope_32_f32",
     };
     // SAFETY: the kernel's parameters; a warp handles its heads, and positions outside the table are not followed.
     unsafe { queue.launch(FILE, name, grid, parameters) }
@@ -125,7 +125,10 @@ pub(super) fn qk_norm_rope_backward(
     let dims = args.dims()?;
     let extents = Extents::of(queue.op, &dims)?;
     let (slices, rows_per_slice) = SLICES.of(dims.tokens * dims.heads);
-    let [partial] = queue.scratch([slices * dims.head_dim * 4])?;
+    let narrow = dims.head_dim <= HEAD_DIM_NARROW;
+    // Each half of a warp keeps a sum of its own where it has heads of its own.
+    let parts = if narrow { 2 * slices } else { slices };
+    let [partial] = queue.scratch([parts * dims.head_dim * 4])?;
     let parameters = Parameters::default()
         .with(Heads::of(args.x))
         .tensor(args.weight)
@@ -142,24 +145,17 @@ pub(super) fn qk_norm_rope_backward(
         .with(queue.fault())
         .with(queue.site("positions"));
     let grid = Grid::line(slices.div_ceil(WARPS), 32 * WARPS as u32);
-    let narrow = dims.head_dim <= HEAD_DIM_NARROW;
     let name = match (narrow, args.x.dtype(), args.d_out.dtype()) {
-        (true, DType::BF16, DType::BF16) => "qk_norm_rope_backward_1_bf16_bf16",
-        (true, DType::BF16, _) => "qk_norm_rope_backward_1_bf16_f32",
-        (true, _, DType::BF16) => "qk_norm_rope_backward_1_f32_bf16",
-        (true, _, _) => "qk_norm_rope_backward_1_f32_f32",
-        (false, DType::BF16, DType::BF16) => "qk_norm_rope_backward_2_bf16_bf16",
-        (false, DType::BF16, _) => "qk_norm_rope_backward_2_bf16_f32",
-        (false, _, DType::BF16) => "qk_norm_rope_backward_2_f32_bf16",
-        (false, _, _) => "qk_norm_rope_backward_2_f32_f32",
+        (true, DType::BF16, DType::BF16) => "qk_norm_rope_backward_16_bf16_bf16",
+        (true, DType::BF16, _) => "qk_norm_rope_backward_16_bf16_f32",
+        (true, _, DType::BF16) => "qk_norm_rope_backward_16_f32_bf16",
+        (true, _, _) => "qk_norm_rope_backward_16_f32_f32",
+        (false, DType::BF16, DType::BF16) => "qk_norm_rope_backward_32_bf16_bf16",
+        (false, DType::BF16, _) => "qk_norm_rope_backward_32_bf16_f32",
+        (false, _, DType::BF16) => "qk_norm_rope_backward_32_f32_bf16",
+        (false, _, _) => "qk_norm_rope_backward_32_f32_f32",
     };
     // SAFETY: as above; a warp writes one slice of the partial sums.
     unsafe { queue.launch(FILE, name, grid, parameters)? };
-    add_slices(
-        queue,
-        partial,
-        slices,
-        dims.head_dim,
-        address(args.d_weight),
-    )
+    add_slices(queue, partial, parts, dims.head_dim, address(args.d_weight))
 }
